@@ -1,0 +1,11 @@
+"""One shape for every error: which argument, what was expected, what came, what to do."""
+
+
+def invalid(argument: str, *, expected: object, got: object, advice: str) -> ValueError:
+    """A `ValueError` that names the argument and says what to try.
+
+    >>> raise invalid("batch_size", expected="at most 100", got=200, advice="use fewer")
+    Traceback (most recent call last):
+    ValueError: batch_size: expected at most 100, got 200. use fewer
+    """
+    return ValueError(f"{argument}: expected {expected}, got {got}. {advice}")

@@ -1,0 +1,137 @@
+"""Which leaves of a parameter pytree are meant, and those leaves as one flat vector."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PyTree
+
+from quell._errors import invalid
+
+Leaves = PyTree[bool] | Callable[[str], bool] | None
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """The path of a leaf as text: `{"a": {"b": x}}` has the leaf `a/b`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def paths(tree: PyTree[Any]) -> list[str]:
+    """The path of every leaf, in leaf order."""
+    return [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def chosen(leaves: Leaves, params: PyTree[Any]) -> list[bool]:
+    """For each leaf of `params`, in leaf order, whether `leaves` chooses it.
+
+    `leaves` is None (all), a predicate on the path, or a pytree of bools that is a prefix of
+    `params`.
+
+    >>> chosen(lambda path: path.endswith("mean"), {"mean": 0.0, "scale": 1.0})
+    [True, False]
+    >>> chosen({"mean": False, "scale": True}, {"mean": 0.0, "scale": 1.0})
+    [False, True]
+    """
+    if leaves is None:
+        return [True] * len(jax.tree.leaves(params))
+    if callable(leaves):
+        picked = [bool(leaves(path)) for path in paths(params)]
+    else:
+        try:
+            mask = jax.tree.map(
+                lambda keep, part: jax.tree.map(lambda _: bool(keep), part), leaves, params
+            )
+        except ValueError as error:
+            raise invalid(
+                "leaves",
+                expected=f"a mask over the leaves {paths(params)}",
+                got=f"a mask over {paths(leaves)}",
+                advice="Name only leaves that the parameters have, and every one of them.",
+            ) from error
+        picked = jax.tree.leaves(mask)
+    if not any(picked):
+        raise invalid(
+            "leaves",
+            expected=f"at least one of {paths(params)}",
+            got="none of them",
+            advice="Choose a leaf to control, or leave the control variate out.",
+        )
+    return picked
+
+
+class Flattener(NamedTuple):
+    """The chosen leaves of a pytree as one vector of length P, and back.
+
+    Attributes:
+      flatten: a pytree to `[P]`; with `lead=1`, leaves `[R, ...]` to `[R, P]`.
+      replace: `replace(tree, vector)` puts `[P]` back in place of the chosen leaves.
+      sizes: the length of each chosen leaf.
+      names: the path of each chosen leaf.
+    """
+
+    flatten: Callable[..., Float[Array, "... P"]]
+    replace: Callable[[PyTree[Array], Float[Array, " P"]], PyTree[Array]]
+    sizes: tuple[int, ...]
+    names: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return sum(self.sizes)
+
+
+def flattener(leaves: Leaves, params: PyTree[Array]) -> Flattener:
+    """Flatten the leaves of `params` that `leaves` chooses."""
+    picks = chosen(leaves, params)
+    known = jax.tree_util.tree_leaves_with_path(params)
+    names = tuple(path_name(path) for (path, _), pick in zip(known, picks) if pick)
+    shapes = [jnp.shape(leaf) for (_, leaf), pick in zip(known, picks) if pick]
+    sizes = tuple(int(jnp.size(leaf)) for (_, leaf), pick in zip(known, picks) if pick)
+
+    def flatten(tree, lead=0):
+        by_path = {path_name(p): leaf for p, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        missing = [name for name in names if name not in by_path]
+        if missing:
+            raise invalid(
+                "per_example" if lead else "updates",
+                expected=f"the leaves {list(names)}",
+                got=f"none called {missing}",
+                advice="Give a gradient for every controlled leaf.",
+            )
+        parts = [by_path[name] for name in names]
+        return jnp.concatenate([jnp.reshape(p, (*p.shape[:lead], -1)) for p in parts], axis=-1)
+
+    def replace(tree, vector):
+        ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
+        parts = dict(zip(names, zip(jnp.split(vector, ends), shapes)))
+
+        def swap(path, leaf):
+            name = path_name(path)
+            if name not in parts:
+                return leaf
+            part, shape = parts[name]
+            return part.reshape(shape).astype(leaf.dtype)
+
+        return jax.tree_util.tree_map_with_path(swap, tree)
+
+    return Flattener(flatten, replace, sizes, names)
+
+
+def spread(values: Float[Array, " leaves"], sizes: tuple[int, ...]) -> Float[Array, " P"]:
+    """One value per leaf, repeated for every entry of the leaf."""
+    return jnp.repeat(values, jnp.array(sizes), total_repeat_length=sum(sizes))
+
+
+def per_leaf_mean(vector: Float[Array, " P"], sizes: tuple[int, ...]) -> Float[Array, " leaves"]:
+    """The mean over the entries of each leaf."""
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
+    return jnp.stack([part.mean() for part in jnp.split(vector, ends)])
+
+
+def all_finite(*trees: PyTree[Array]) -> Bool[Array, ""]:
+    """Whether every number in the trees is finite."""
+    inexact = [
+        leaf for leaf in jax.tree.leaves(trees) if jnp.issubdtype(leaf.dtype, jnp.inexact)
+    ]
+    return jnp.all(jnp.stack([jnp.isfinite(leaf).all() for leaf in inexact]))
