@@ -1,0 +1,129 @@
+"""Streams of mini-batch indices: pure functions of a key and a step, so nothing needs saving.
+
+A stream is any function `indices(key, step, num_steps, num_data, batch_size)` that returns the
+indices of the batches `step, …, step + num_steps − 1`.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int, Int32, Key, UInt32
+
+Batches = Callable[
+    [Key[Array, ""], Int[Array, ""] | int, int, int, int], Int32[Array, "num_steps batch_size"]
+]
+
+_ROUNDS = 8
+
+
+def reshuffle(
+    key: Key[Array, ""],
+    step: Int[Array, ""] | int,
+    num_steps: int,
+    num_data: int,
+    batch_size: int,
+) -> Int32[Array, "num_steps batch_size"]:
+    """Random reshuffling: every epoch visits every point once, in an order of its own.
+
+    The epochs form one endless stream that is cut into batches of exactly `batch_size`, so a batch
+    may hold the end of one epoch and the start of the next. There is no ragged tail: every index is
+    uniform over the data, and N/|B| is the right scale for every batch. The cost of a batch does
+    not depend on N, since each epoch's order is a permutation computed position by position.
+
+    Args:
+      key: what the orders are drawn from.
+      step: the first of the steps; may be traced.
+      num_steps: how many batches.
+      num_data: N, below 2³¹.
+      batch_size: |B|, at most N, with `num_steps · batch_size + num_data` below 2³².
+
+    Returns:
+      The indices of each batch.
+    """
+    N = jnp.uint32(num_data)
+    epoch, offset = _epoch_and_offset(step, num_data, batch_size)
+    t = offset + jnp.arange(num_steps * batch_size, dtype=jnp.uint32)
+    indices = _permuted(key, epoch + t // N, t % N, num_data)
+    return indices.astype(jnp.int32).reshape(num_steps, batch_size)
+
+
+def with_replacement(
+    key: Key[Array, ""],
+    step: Int[Array, ""] | int,
+    num_steps: int,
+    num_data: int,
+    batch_size: int,
+) -> Int32[Array, "num_steps batch_size"]:
+    """Independent uniform indices; the arguments are those of `reshuffle`."""
+    steps = jnp.asarray(step, jnp.uint32) + jnp.arange(num_steps, dtype=jnp.uint32)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, steps)
+    bits = jax.vmap(lambda k: jax.random.bits(k, (batch_size,)))(keys)
+    return _scaled(bits, num_data).astype(jnp.int32)
+
+
+def _epoch_and_offset(
+    step: Int[Array, ""] | int, num_data: int, batch_size: int
+) -> tuple[UInt32[Array, ""], UInt32[Array, ""]]:
+    """Quotient and remainder of step·|B| by N, without forming the product, which may overflow."""
+    step = jnp.asarray(step, jnp.uint32)
+    N, B = jnp.uint32(num_data), jnp.uint32(batch_size)
+
+    def carry(epoch, offset):
+        over = offset >= N
+        return epoch + over, jnp.where(over, offset - N, offset)
+
+    def add_bit(i, state):
+        epoch, offset = state
+        bit = (step >> (31 - i).astype(jnp.uint32)) & 1
+        epoch, offset = carry(2 * epoch, 2 * offset)
+        return carry(epoch, offset + bit * B)
+
+    return lax.fori_loop(0, 32, add_bit, (jnp.uint32(0), jnp.uint32(0)))
+
+
+def _permuted(
+    key: Key[Array, ""],
+    epoch: UInt32[Array, " T"],
+    position: UInt32[Array, " T"],
+    num_data: int,
+) -> UInt32[Array, " T"]:
+    """The index at each position of each epoch's order.
+
+    A Feistel network permutes Z_a × Z_a, a = ⌈√N⌉; what lands outside 0 … N − 1 is sent through
+    again until it lands inside (Black and Rogaway, 2002), which stays a permutation. Less than a
+    share 2/√N lands outside.
+    """
+    a = math.isqrt(num_data - 1) + 1
+    round_keys = jax.random.bits(key, (_ROUNDS + 1,))
+    seed = _mixed(epoch + round_keys[0])
+
+    def feistel(x):
+        left, right = x // a, x % a
+        for round_key in round_keys[1:]:
+            shifted = left + _scaled(_mixed(seed ^ (right + round_key)), a)
+            left, right = right, jnp.where(shifted >= a, shifted - a, shifted)
+        return left * a + right
+
+    def walk(x):
+        return jnp.where(x >= num_data, feistel(x), x)
+
+    return lax.while_loop(lambda x: jnp.any(x >= num_data), walk, feistel(position))
+
+
+def _mixed(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
+    """A bijection of 32-bit words in which every input bit stirs every output bit."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def _scaled(bits: UInt32[Array, "..."], a: int) -> UInt32[Array, "..."]:
+    """⌊bits·a / 2³²⌋ in 32-bit arithmetic, a below 2³¹: uniform bits become uniform on 0 … a−1."""
+    low, high = bits & 0xFFFF, bits >> 16
+    a_low, a_high = jnp.uint32(a & 0xFFFF), jnp.uint32(a >> 16)
+    middle = high * a_low + ((low * a_low) >> 16)
+    carry = (low * a_high + (middle & 0xFFFF)) >> 16
+    return high * a_high + (middle >> 16) + carry
