@@ -1,0 +1,10 @@
+"""Data: the paper's two sets ship with the package, others come from packages or a CSV file."""
+
+from quell.datasets._csv import classification as classification
+from quell.datasets._csv import from_csv as from_csv
+from quell.datasets._csv import regression as regression
+from quell.datasets._dataset import Dataset as Dataset
+from quell.datasets._packages import NAMES as NAMES
+from quell.datasets._packages import load as load
+from quell.datasets._shipped import airfoil as airfoil
+from quell.datasets._shipped import titanic as titanic

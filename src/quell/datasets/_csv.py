@@ -1,0 +1,161 @@
+"""The user's own table, read from a CSV file with a header."""
+
+import csv
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from quell._errors import invalid
+from quell.datasets._dataset import Dataset, from_arrays
+
+_MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
+
+
+class Target(NamedTuple):
+    """A target column as numbers `[N]`, and the names of its classes (none for regression)."""
+
+    values: np.ndarray
+    classes: tuple[str, ...]
+
+
+def regression(column: str, cells: Sequence[str]) -> Target:
+    """Read the target as numbers; they are standardised."""
+    return Target(_numbers(column, cells), ())
+
+
+def classification(column: str, cells: Sequence[str]) -> Target:
+    """Read the target as class names, coded 0, 1, … in sorted order (as numbers when they are)."""
+    _refuse_missing(column, cells)
+    labels = set(cells)
+    try:
+        ordered = sorted(labels, key=float)
+    except ValueError:
+        ordered = sorted(labels)
+    if len(ordered) < 2:
+        raise invalid(
+            column,
+            expected="at least two classes",
+            got=f"only {ordered[0]!r}",
+            advice="Choose another target, or read it with task=quell.datasets.regression.",
+        )
+    code = {label: i for i, label in enumerate(ordered)}
+    return Target(np.array([code[c] for c in cells], float), tuple(ordered))
+
+
+def from_csv(
+    path: str | Path,
+    *,
+    target: str,
+    task: Callable[[str, Sequence[str]], Target] = regression,
+    delimiter: str = ",",
+    test_fraction: float = 0.0,
+    seed: int | None = None,
+) -> Dataset:
+    """Read a table with a header line: one target column, all others inputs.
+
+    Inputs are standardised. Two classes become y = 0.0 and 1.0, more become class indices.
+
+    Args:
+      path: the file.
+      target: the name of the target column.
+      task: how to read the target: `regression` or `classification`.
+      delimiter: what separates the cells.
+      test_fraction: the share of rows held out.
+      seed: the seed of the split, required with a `test_fraction`.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: the file is empty, a column is missing, a cell is missing or is not a number, or
+        the target has a single class. The message names the column and the row.
+    """
+    path = Path(path)
+    header, rows = _table(path, delimiter)
+    if target not in header:
+        raise invalid(
+            "target",
+            expected=f"one of the columns {header}",
+            got=repr(target),
+            advice="Check the spelling, and the delimiter if the columns ran together.",
+        )
+    if len(header) == 1:
+        raise invalid(
+            str(path),
+            expected="at least one input column beside the target",
+            got=header,
+            advice="Check the delimiter.",
+        )
+    columns = dict(zip(header, zip(*rows)))
+    features = tuple(name for name in header if name != target)
+    x = np.stack([_numbers(name, columns[name]) for name in features], -1)
+    y = task(target, columns[target])
+    return from_arrays(
+        path.stem, x, y.values, features, y.classes, test_fraction=test_fraction, seed=seed
+    )
+
+
+def _table(path: Path, delimiter: str) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of a CSV file, all of one width; blank lines are skipped."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file. Check the path.")
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        lines = [[c.strip() for c in line] for line in csv.reader(file, delimiter=delimiter)]
+    if not lines or not lines[0]:
+        raise invalid(
+            str(path),
+            expected="a header line and rows",
+            got="an empty file",
+            advice="Write the names of the columns on the first line.",
+        )
+    header, rows = lines[0], [line for line in lines[1:] if line]
+    if not rows:
+        raise invalid(
+            str(path),
+            expected="rows after the header",
+            got="a header alone",
+            advice="Add one line per example.",
+        )
+    if len(set(header)) != len(header):
+        raise invalid(
+            str(path), expected="different column names", got=header, advice="Rename them."
+        )
+    for number, line in enumerate(lines[1:], start=2):
+        if line and len(line) != len(header):
+            raise invalid(
+                f"{path}, line {number}",
+                expected=f"{len(header)} cells",
+                got=len(line),
+                advice="Check the delimiter and quoting.",
+            )
+    return header, rows
+
+
+def _numbers(column: str, cells: Sequence[str]) -> np.ndarray:
+    """A column of text as finite numbers."""
+    _refuse_missing(column, cells)
+    for number, cell in enumerate(cells, start=1):
+        try:
+            finite = math.isfinite(float(cell))
+        except ValueError:
+            finite = False
+        if not finite:
+            raise invalid(
+                f"column {column!r}, row {number}",
+                expected="a finite number",
+                got=repr(cell),
+                advice="Code text as numbers, or leave the column out of the file.",
+            )
+    return np.array([float(c) for c in cells])
+
+
+def _refuse_missing(column: str, cells: Sequence[str]) -> None:
+    missing = [number for number, c in enumerate(cells, start=1) if c.lower() in _MISSING]
+    if missing:
+        raise invalid(
+            f"column {column!r}",
+            expected="a value in every row",
+            got=f"{len(missing)} missing, the first in row {missing[0]}",
+            advice="Drop those rows or fill them in.",
+        )
