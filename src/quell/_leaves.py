@@ -118,20 +118,14 @@ def flattener(leaves: Leaves, params: PyTree[Array]) -> Flattener:
     return Flattener(flatten, replace, sizes, names)
 
 
-def spread(values: Float[Array, " leaves"], sizes: tuple[int, ...]) -> Float[Array, " P"]:
-    """One value per leaf, repeated for every entry of the leaf."""
-    return jnp.repeat(values, jnp.array(sizes), total_repeat_length=sum(sizes))
-
-
-def per_leaf_mean(vector: Float[Array, " P"], sizes: tuple[int, ...]) -> Float[Array, " leaves"]:
-    """The mean over the entries of each leaf."""
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
-    return jnp.stack([part.mean() for part in jnp.split(vector, ends)])
+def leaf_means(vector: Float[Array, " P"], sizes: tuple[int, ...]) -> Float[Array, " P"]:
+    """Every entry replaced by the mean over its leaf."""
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    parts = [vector[end - size : end] for end, size in zip(ends, sizes)]
+    return jnp.concatenate([jnp.broadcast_to(part.mean(), part.shape) for part in parts])
 
 
 def all_finite(*trees: PyTree[Array]) -> Bool[Array, ""]:
     """Whether every number in the trees is finite."""
-    inexact = [
-        leaf for leaf in jax.tree.leaves(trees) if jnp.issubdtype(leaf.dtype, jnp.inexact)
-    ]
+    inexact = [leaf for leaf in jax.tree.leaves(trees) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.all(jnp.stack([jnp.isfinite(leaf).all() for leaf in inexact]))

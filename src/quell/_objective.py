@@ -119,8 +119,8 @@ class Objective(NamedTuple):
 
 def batch_size(batch: PyTree[Array]) -> int:
     """B, the common length of the leaves of a batch."""
-    lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else None for leaf in jax.tree.leaves(batch)}
-    if len(lengths) != 1 or None in lengths:
+    lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else -1 for leaf in jax.tree.leaves(batch)}
+    if len(lengths) != 1 or -1 in lengths:
         raise invalid(
             "batch",
             expected="leaves with one common leading length",

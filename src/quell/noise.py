@@ -214,9 +214,7 @@ def _independent(name, shape, draw, moment, quantile, centre=0.0, unit=1.0) -> N
     def from_uniform(u):
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
         parts = jnp.split(quantile(u), ends, axis=-1)
-        return treedef.unflatten(
-            [p.reshape(*u.shape[:-1], *s) for p, s in zip(parts, leaves)]
-        )
+        return treedef.unflatten([p.reshape(*u.shape[:-1], *s) for p, s in zip(parts, leaves)])
 
     return Noise(
         name=name,

@@ -1,0 +1,45 @@
+"""The features φ_b = w(ε_b) ⊗ h(y_b), and what there is to learn coefficients from."""
+
+from typing import NamedTuple
+
+from jaxtyping import Array, Float, PyTree
+
+
+class Evidence(NamedTuple):
+    """One batch, as the coefficients see it.
+
+    Attributes:
+      w: the basis for each example, averaged over its draws, `[B, D]`.
+      context: y, a pytree with leaves `[B, ...]`, or None.
+      total: Ĝ, the gradient of the batch, `[P]`.
+      rows: g_b, the gradients of the first R examples, scaled so that their mean over the batch is
+        the noisy part of Ĝ, `[R, P]`; or None.
+      leaves: the number of entries of each controlled leaf; their sum is P.
+      shared: whether all examples share one draw, so that their noise does not average out.
+    """
+
+    w: Float[Array, "B D"]
+    context: PyTree[Array]
+    total: Float[Array, " P"]
+    rows: Float[Array, "R P"] | None
+    leaves: tuple[int, ...]
+    shared: bool
+
+
+def mean_features(w: Float[Array, "B D"], h: Float[Array, "B H"]) -> Float[Array, " D*H"]:
+    """φ̄ = 1/|B| Σ_b w_b ⊗ h_b, without forming the terms."""
+    return (w.T @ h).ravel() / w.shape[0]
+
+
+def example_features(w: Float[Array, "B D"], h: Float[Array, "B H"]) -> Float[Array, "B D*H"]:
+    """φ_b = w_b ⊗ h_b for every example."""
+    return (w[:, :, None] * h[:, None, :]).reshape(w.shape[0], -1)
+
+
+def independent_terms(
+    w: Float[Array, "B D"], h: Float[Array, "B H"], shared: bool
+) -> Float[Array, "U D*H"]:
+    """The terms of φ̄ that have draws of their own: one per example, or one for a shared draw."""
+    if shared:
+        return mean_features(w, h)[None]
+    return example_features(w, h) / w.shape[0]

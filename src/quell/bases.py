@@ -1,0 +1,141 @@
+"""Bases w(ε): functions of the noise whose mean is zero.
+
+A basis is evaluated on one draw of one example. It may look at the parameters and at the example's
+context too, which keeps its mean zero given them.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, PyTree
+
+from quell._errors import invalid
+from quell.noise import Noise
+
+
+class Basis(NamedTuple):
+    """w(ε), of mean zero.
+
+    Attributes:
+      apply: `apply(noise, draw, params, context)` gives w `[D]` for one draw of one example, where
+        `noise` is the distribution of the draw.
+    """
+
+    apply: Callable[[Noise, PyTree[Array], PyTree[Array], PyTree[Array]], Float[Array, " D"]]
+
+
+def linear() -> Basis:
+    """w(ε) = z, the standardised noise itself."""
+    return polynomial(1)
+
+
+def polynomial(order: int) -> Basis:
+    """w(ε) = [zᵏ − E[zᵏ]] for k = 1, …, order, component by component.
+
+    Order 2 is the paper's quadratic. For any noise whose moments are known.
+    """
+    _check_order(order)
+
+    def apply(noise, draw, params, context):
+        z = noise.standardise(draw)
+        return jnp.concatenate([z**k - jnp.asarray(noise.moment(k), z.dtype) for k in powers])
+
+    powers = range(1, order + 1)
+    return Basis(apply)
+
+
+def hermite(order: int, *, cross: bool = False) -> Basis:
+    """Orthonormal Hermite polynomials of degree 1, …, order, for Gaussian noise.
+
+    Args:
+      order: the highest total degree.
+      cross: also products across dimensions, such as z₁z₂: every multi-index of total degree at
+        most `order`, which is binomial(D + order, order) − 1 functions.
+    """
+    _check_order(order)
+
+    def apply(noise, draw, params, context):
+        if noise.name != "normal":
+            raise invalid(
+                "basis",
+                expected="a basis for the noise in use",
+                got=f"hermite, which is for normal noise, with {noise.name} noise",
+                advice="Use quell.bases.polynomial, which takes any noise with known moments.",
+            )
+        z = noise.standardise(draw)
+        degrees = _hermite_degrees(z, order)
+        if not cross:
+            return jnp.concatenate(degrees[1:])
+        return jnp.stack(
+            [math.prod(degrees[k][i] for i, k in index) for index in _multi_indices(z.size, order)]
+        )
+
+    return Basis(apply)
+
+
+def concatenate(*bases: Basis) -> Basis:
+    """All the functions of several bases together (the paper's Remark 1)."""
+    if not bases:
+        raise invalid("bases", expected="at least one", got="none", advice="Use none() for none.")
+
+    def apply(noise, draw, params, context):
+        return jnp.concatenate([basis.apply(noise, draw, params, context) for basis in bases])
+
+    return Basis(apply)
+
+
+def custom(
+    fn: Callable[[PyTree[Array], PyTree[Array], PyTree[Array]], Float[Array, " D"]],
+    mean: ArrayLike | Callable[[PyTree[Array], PyTree[Array]], Float[Array, " D"]],
+) -> Basis:
+    """w(ε) = fn(ε, params, context) − mean, for any function whose mean is known.
+
+    Args:
+      fn: one draw, the parameters and one example's context to a vector `[D]`.
+      mean: E[fn], an array or a function `mean(params, context)`.
+
+    >>> wave = custom(lambda draw, params, context: jnp.cos(draw), mean=math.exp(-0.5))
+    """
+
+    def apply(noise, draw, params, context):
+        value = jnp.atleast_1d(fn(draw, params, context))
+        if value.ndim != 1:
+            raise invalid(
+                "fn",
+                expected="one vector of functions for one draw",
+                got=f"shape {value.shape}",
+                advice="Ravel the result.",
+            )
+        return value - (mean(params, context) if callable(mean) else jnp.asarray(mean, value.dtype))
+
+    return Basis(apply)
+
+
+def none() -> Basis:
+    """No function of the noise at all: leaves the draws alone and controls only the points."""
+    return Basis(lambda noise, draw, params, context: noise.standardise(draw)[:0])
+
+
+def _check_order(order: int) -> None:
+    if not isinstance(order, int) or order < 1:
+        raise invalid("order", expected="an int ≥ 1", got=order, advice="Use order=1 for linear.")
+
+
+def _hermite_degrees(z: Float[Array, " D"], order: int) -> list[Float[Array, " D"]]:
+    """He₀(z), …, He_order(z), each divided by √k! so that its variance is one."""
+    he = [jnp.ones_like(z), z]
+    for k in range(1, order):
+        he.append(z * he[k] - k * he[k - 1])
+    return [value / math.sqrt(math.factorial(k)) for k, value in enumerate(he)]
+
+
+def _multi_indices(D: int, order: int) -> list[list[tuple[int, int]]]:
+    """Every multi-index of total degree 1, …, order, as its nonzero (dimension, degree) pairs."""
+    return [
+        [(i, chosen.count(i)) for i in sorted(set(chosen))]
+        for total in range(1, order + 1)
+        for chosen in itertools.combinations_with_replacement(range(D), total)
+    ]

@@ -1,0 +1,30 @@
+"""Coefficients that are given and stay."""
+
+import jax.numpy as jnp
+from jaxtyping import ArrayLike
+
+from quell._errors import invalid
+from quell.coefficients._types import Coefficients, Sizes
+
+
+def fixed(value: ArrayLike) -> Coefficients:
+    """A Θ that is never learned: a number, or an array `[D, P]` over the controlled entries."""
+
+    def init(key, sizes: Sizes):
+        shape = (sizes.basis, sizes.outputs)
+        theta = jnp.asarray(value, sizes.dtype)
+        if theta.ndim and theta.shape != shape:
+            raise invalid(
+                "value",
+                expected=f"a number or an array of shape {shape}",
+                got=f"shape {theta.shape}",
+                advice="Rows are basis functions, columns the entries of the controlled leaves.",
+            )
+        return jnp.broadcast_to(theta, shape)
+
+    return Coefficients(
+        init=init,
+        context_features=lambda theta, context, B: jnp.ones((B, 1), theta.dtype),
+        predict=lambda theta, phi: phi @ theta,
+        learn=lambda theta, criterion, evidence: theta,
+    )

@@ -1,0 +1,71 @@
+"""Coefficients as running averages of the empirical Cov[g, w] / Var[w]."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from quell._errors import invalid
+from quell.coefficients._types import Coefficients, Sizes
+
+
+class RunningAverage(NamedTuple):
+    """Sums with forgetting.
+
+    Attributes:
+      mean: of the gradient, `[P]`.
+      covariance: of the basis with the gradient, `[D, P]`.
+      variance: of the basis, `[D]`.
+      weight: of all three, `[]`.
+    """
+
+    mean: Float[Array, " P"]
+    covariance: Float[Array, "D P"]
+    variance: Float[Array, " D"]
+    weight: Float[Array, ""]
+
+
+def running_average(decay: float = 0.99) -> Coefficients:
+    """C* = Cov[g, w] / Var[w] from the steps so far, one basis function at a time.
+
+    Context-free. Uses the gradient of each example where the criterion brings it, else the batch's.
+
+    Args:
+      decay: forgetting, in (0, 1]; 1 averages over everything.
+    """
+    if not 0 < decay <= 1:
+        raise invalid("decay", expected="a number in (0, 1]", got=decay, advice="Try 0.99.")
+
+    def init(key, sizes: Sizes):
+        D, P = sizes.basis, sizes.outputs
+        return RunningAverage(
+            mean=jnp.zeros(P, sizes.dtype),
+            covariance=jnp.zeros((D, P), sizes.dtype),
+            variance=jnp.zeros(D, sizes.dtype),
+            weight=jnp.zeros((), sizes.dtype),
+        )
+
+    def context_features(state, context, B):
+        return jnp.ones((B, 1), state.mean.dtype)
+
+    def predict(state, phi):
+        seen = state.variance > 0
+        theta = state.covariance / jnp.where(seen, state.variance, 1)[:, None]
+        return phi @ jnp.where(seen[:, None], theta, 0)
+
+    def learn(state, criterion, evidence):
+        if criterion.per_example and not evidence.shared:
+            g, w = evidence.rows, evidence.w[: evidence.rows.shape[0]]
+        else:
+            g, w = evidence.total[None], evidence.w.mean(0, keepdims=True)
+        weight = decay * state.weight + 1
+        mean = decay * state.mean + g.mean(0)
+        centred = g - mean / weight
+        return RunningAverage(
+            mean=mean,
+            covariance=decay * state.covariance + w.T @ centred / w.shape[0],
+            variance=decay * state.variance + (w**2).mean(0),
+            weight=weight,
+        )
+
+    return Coefficients(init, context_features, predict, learn)

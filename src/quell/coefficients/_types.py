@@ -1,0 +1,53 @@
+"""What a model of coefficients is."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import Array, Float, Key, PyTree
+
+from quell._features import Evidence
+from quell.criteria import Criterion
+
+
+class Sizes(NamedTuple):
+    """What the coefficients must fit.
+
+    Attributes:
+      basis: D, the number of functions in the basis.
+      leaves: the number of entries of each controlled leaf; their sum is P.
+      context: contexts of the data, leaves `[N, ...]` (arrays, or shapes alone), or None.
+      dtype: of the gradients.
+    """
+
+    basis: int
+    leaves: tuple[int, ...]
+    context: PyTree[Array | jax.ShapeDtypeStruct]
+    dtype: Any
+
+    @property
+    def outputs(self) -> int:
+        """P."""
+        return sum(self.leaves)
+
+
+class Coefficients(NamedTuple):
+    """Θ and the context map h it goes with.
+
+    Attributes:
+      init: `init(key, sizes)` gives the state; `key` may be None where nothing is drawn.
+      context_features: `context_features(state, context, B)` gives h `[B, H]`.
+      predict: `predict(state, φ)` gives Θᵀφ: `[..., F]` to `[..., P]`. F is D·H for the draws
+        alone, D·H + H with the points.
+      learn: `learn(state, criterion, evidence)` gives the next state.
+      mean_context: `mean_context(state)` gives h̄ `[H]`, the mean over the data, exactly; or None
+        for models that cannot control the points.
+      random: whether `init` needs a key.
+    """
+
+    init: Callable[[Key[Array, ""] | None, Sizes], PyTree[Array]]
+    context_features: Callable[[PyTree[Array], PyTree[Array], int], Float[Array, "B H"]]
+    predict: Callable[[PyTree[Array], Float[Array, "... F"]], Float[Array, "... P"]]
+    learn: Callable[[PyTree[Array], Criterion, Evidence], PyTree[Array]]
+    mean_context: Callable[[PyTree[Array]], Float[Array, " H"]] | None = None
+    random: bool = False

@@ -1,0 +1,7 @@
+"""Ways to estimate the gradient of a doubly stochastic objective, under one protocol."""
+
+from quell.estimators._controlled import controlled as controlled
+from quell.estimators._sampling import Sampling as Sampling
+from quell.estimators._sampling import monte_carlo as monte_carlo
+from quell.estimators._types import Estimator as Estimator
+from quell.estimators._types import MakeEstimator as MakeEstimator

@@ -1,0 +1,82 @@
+"""A control variate on top of any sampling."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PyTree
+
+from quell._control_variate import ControlVariate
+from quell._errors import invalid
+from quell._objective import Objective, batch_size
+from quell.contexts import as_matrix
+from quell.estimators._sampling import Sampling
+from quell.estimators._types import Estimator, MakeEstimator
+from quell.noise import shape_leaves
+
+
+class Controlled(NamedTuple):
+    """State of a controlled estimator.
+
+    Attributes:
+      control: the control variate's state.
+      correction_norm: ‖Ĝ − G̃‖ at the last step, `[]`.
+    """
+
+    control: PyTree[Array]
+    correction_norm: Float[Array, ""]
+
+
+def controlled(
+    sampling: Sampling,
+    control: ControlVariate,
+    *,
+    context: Callable[[PyTree[Array]], PyTree[Array]] = as_matrix,
+    rows: int | None = None,
+) -> MakeEstimator:
+    """The gradient of `sampling` with a control variate subtracted.
+
+    Args:
+      sampling: how the draws are made, such as `monte_carlo()`.
+      control: made by `quell.control_variate`.
+      context: the contexts of a batch; every leaf of the batch, side by side, by default.
+      rows: how many examples per batch the criterion may learn from, where it needs their
+        gradients; all by default.
+    """
+
+    def make(objective: Objective) -> Estimator:
+        _check_noise(control, objective)
+
+        def init(key, params, batch):
+            return Controlled(control.init(params, key=key), jnp.zeros(()))
+
+        def estimate(key, params, batch, state):
+            noise = sampling.draw(key, objective, batch_size(batch))
+            value, gradient = objective.value_and_gradient(params, noise, batch)
+            extra = {}
+            if control.criterion.per_example:
+                extra["per_example"] = objective.per_example_gradients(
+                    params, noise, batch, leaves=control.leaves, rows=rows
+                )
+            quieter, control_state = control.update(
+                gradient, state.control, params, noise=noise, context=context(batch), **extra
+            )
+            moved = optax.global_norm(jax.tree.map(jnp.subtract, gradient, quieter))
+            return quieter, value, Controlled(control_state, moved)
+
+        return Estimator(init, estimate)
+
+    return make
+
+
+def _check_noise(control: ControlVariate, objective: Objective) -> None:
+    ours, theirs = control.noise, objective.noise
+    if (ours.name, shape_leaves(ours.shape)) != (theirs.name, shape_leaves(theirs.shape)):
+        raise invalid(
+            "control",
+            expected=f"a control variate for {theirs.name} noise of shape {theirs.shape}",
+            got=f"one for {ours.name} noise of shape {ours.shape}",
+            advice="Pass noise=objective.noise to control_variate.",
+        )
