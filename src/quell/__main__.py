@@ -1,0 +1,8 @@
+"""`python -m quell`."""
+
+import sys
+
+from quell.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
