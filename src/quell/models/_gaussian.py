@@ -1,0 +1,150 @@
+"""Gaussian families for a vector of weights, q(w) = N(m, LLᵀ), against the unit Gaussian prior.
+
+Params are a dict: `mean` m `[d]`, and `scale`, which holds L with the logarithm of its diagonal:
+positive for any value, and log det L is a plain sum.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Float
+
+from quell._errors import invalid
+
+Params = dict[str, Array]
+
+
+class Gaussian(NamedTuple):
+    """A family of Gaussians over d weights.
+
+    Attributes:
+      size: d, the number of weights.
+      init: `init(mean, scale)`: params with mean `[d]` and covariance scale² I; by default N(0, I).
+      sample: `sample(params, eps)`, w = m + Lε `[d]` from one standard normal draw `[d]`.
+      kl: `kl(params)`, KL[q ‖ N(0, I)].
+      entropy: `entropy(params)`, −E[log q(w)].
+      log_density: `log_density(params, w)`, log q(w).
+      covariance: `covariance(params)`, LLᵀ `[d, d]`.
+    """
+
+    size: int
+    init: Callable[..., Params]
+    sample: Callable[[Params, Float[Array, " d"]], Float[Array, " d"]]
+    kl: Callable[[Params], Float[Array, ""]]
+    entropy: Callable[[Params], Float[Array, ""]]
+    log_density: Callable[[Params, Float[Array, " d"]], Float[Array, ""]]
+    covariance: Callable[[Params], Float[Array, "d d"]]
+
+
+def full_covariance(size: int) -> Gaussian:
+    """Full covariance: `scale` `[d(d+1)/2]` is the packed lower triangle of L."""
+    d = check_size(size)
+
+    def init(mean=0.0, scale=1.0):
+        return {
+            "mean": jnp.broadcast_to(jnp.asarray(mean, float), (d,)),
+            "scale": packed_identity(d, scale),
+        }
+
+    def sample(params, eps):
+        return params["mean"] + cholesky(params["scale"], d) @ eps
+
+    def log_density(params, w):
+        z = solve_triangular(cholesky(params["scale"], d), w - params["mean"], lower=True)
+        return _standard_log_density(z) - log_diagonal(params["scale"], d).sum()
+
+    def covariance(params):
+        L = cholesky(params["scale"], d)
+        return L @ L.T
+
+    return Gaussian(
+        size=d,
+        init=init,
+        sample=sample,
+        kl=lambda params: whitened_kl(params["mean"], params["scale"]),
+        entropy=lambda params: _entropy(log_diagonal(params["scale"], d)),
+        log_density=log_density,
+        covariance=covariance,
+    )
+
+
+def mean_field(size: int) -> Gaussian:
+    """Diagonal covariance: `scale` `[d]` is the logarithm of the standard deviations."""
+    d = check_size(size)
+
+    def init(mean=0.0, scale=1.0):
+        return {
+            "mean": jnp.broadcast_to(jnp.asarray(mean, float), (d,)),
+            "scale": jnp.full(d, math.log(scale)),
+        }
+
+    def kl(params):
+        m, log_s = params["mean"], params["scale"]
+        return (0.5 * (m**2 + jnp.exp(2 * log_s) - 1) - log_s).sum()
+
+    def log_density(params, w):
+        z = (w - params["mean"]) * jnp.exp(-params["scale"])
+        return _standard_log_density(z) - params["scale"].sum()
+
+    return Gaussian(
+        size=d,
+        init=init,
+        sample=lambda params, eps: params["mean"] + jnp.exp(params["scale"]) * eps,
+        kl=kl,
+        entropy=lambda params: _entropy(params["scale"]),
+        log_density=log_density,
+        covariance=lambda params: jnp.diag(jnp.exp(2 * params["scale"])),
+    )
+
+
+def whitened_kl(mean: Float[Array, " d"], scale: Float[Array, " t"]) -> Float[Array, ""]:
+    """KL[N(m, LLᵀ) ‖ N(0, I)] = ½(mᵀm + tr LLᵀ − d) − log det L, L packed in `scale`."""
+    d = mean.shape[-1]
+    trace = (cholesky(scale, d) ** 2).sum()
+    return 0.5 * ((mean**2).sum() + trace - d) - log_diagonal(scale, d).sum()
+
+
+def cholesky(scale: Float[Array, " t"], d: int) -> Float[Array, "d d"]:
+    """L from its packed form: unpacked, lower triangle, exponential of the diagonal."""
+    square, diagonal = _square(scale, d), jnp.eye(d, dtype=bool)
+    return jnp.where(diagonal, jnp.exp(jnp.where(diagonal, square, 0)), jnp.tril(square, -1))
+
+
+def log_diagonal(scale: Float[Array, " t"], d: int) -> Float[Array, " d"]:
+    """log diag L from the packed form."""
+    return jnp.where(jnp.eye(d, dtype=bool), _square(scale, d), 0).sum(-1)
+
+
+def packed_identity(d: int, scale: float) -> Float[Array, " t"]:
+    """The packed form of L = scale I."""
+    position = _square(jnp.arange(d * (d + 1) // 2), d).diagonal()
+    return jnp.zeros(d * (d + 1) // 2).at[position].set(math.log(scale))
+
+
+def _square(scale: Float[Array, " t"], d: int) -> Float[Array, "d d"]:
+    """A square whose lower triangle holds each of the d(d+1)/2 entries once.
+
+    The entries from d on, followed by all of them reversed, are d² numbers: slices in place of a
+    gather, whose gradient would be a slow scatter.
+    """
+    return jnp.concatenate([scale[d:], scale[::-1]]).reshape(d, d)
+
+
+def _entropy(log_scale: Float[Array, " d"]) -> Float[Array, ""]:
+    return log_scale.sum() + 0.5 * log_scale.shape[0] * (1 + math.log(2 * math.pi))
+
+
+def _standard_log_density(z: Float[Array, " d"]) -> Float[Array, ""]:
+    return -0.5 * (z**2).sum() - 0.5 * z.shape[0] * math.log(2 * math.pi)
+
+
+def check_size(size: int, argument: str = "size") -> int:
+    """Refuse what is not a positive int."""
+    if not isinstance(size, int) or size < 1:
+        raise invalid(
+            argument, expected="a positive int", got=repr(size), advice="For example data.dim."
+        )
+    return size
