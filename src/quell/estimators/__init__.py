@@ -2,6 +2,8 @@
 
 from quell.estimators._controlled import controlled as controlled
 from quell.estimators._sampling import Sampling as Sampling
+from quell.estimators._sampling import antithetic as antithetic
 from quell.estimators._sampling import monte_carlo as monte_carlo
+from quell.estimators._sampling import quasi_monte_carlo as quasi_monte_carlo
 from quell.estimators._types import Estimator as Estimator
 from quell.estimators._types import MakeEstimator as MakeEstimator
