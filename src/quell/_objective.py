@@ -23,12 +23,15 @@ class Objective(NamedTuple):
       noise: the base noise of one example.
       num_data: N, the number of data points the objective sums over.
       regulariser: `regulariser(params)`, the part without noise, such as a KL divergence.
+      variational: the likelihood, prior and family behind the loss, where there are such
+        (a `quell.Variational`); for estimators that look inside.
     """
 
     loss: Callable[[PyTree[Array], PyTree[Array], PyTree[Array]], Float[Array, ""]]
     noise: Noise
     num_data: int
     regulariser: Callable[[PyTree[Array]], Float[Array, ""]] | None = None
+    variational: Any = None
 
     def sample_noise(
         self, key: Key[Array, ""], batch_size: int, *, samples: int = 1, shared: bool = False

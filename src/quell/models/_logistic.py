@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import jax
 
-from quell.models._gaussian import Gaussian, check_size, full_covariance
+from quell._gaussian import Gaussian, check_size, full_covariance
 from quell.models._types import Model, predictor
 from quell.noise import normal
 

@@ -7,10 +7,11 @@ import jax
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell._objective import Objective
+from quell._variational import variational
 from quell.noise import Noise
 
 if TYPE_CHECKING:
-    from quell.models._gaussian import Gaussian
+    from quell._gaussian import Gaussian
 
 
 class Prediction(NamedTuple):
@@ -50,7 +51,10 @@ class Model(NamedTuple):
 
     def objective(self, num_data: int) -> Objective:
         """The negative evidence lower bound of N data points."""
-        return Objective(self.loss, self.noise, num_data, self.regulariser)
+        structure = None
+        if self.family is not None and self.log_likelihood is not None:
+            structure = variational(self.log_likelihood, self.family)
+        return Objective(self.loss, self.noise, num_data, self.regulariser, structure)
 
 
 def predictor(
