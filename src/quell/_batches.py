@@ -60,7 +60,7 @@ def with_replacement(
     """Independent uniform indices; the arguments are those of `reshuffle`."""
     steps = jnp.asarray(step, jnp.uint32) + jnp.arange(num_steps, dtype=jnp.uint32)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, steps)
-    bits = jax.vmap(lambda k: jax.random.bits(k, (batch_size,)))(keys)
+    bits = jax.vmap(lambda k: jax.random.bits(k, (batch_size,), jnp.uint32))(keys)
     return _scaled(bits, num_data).astype(jnp.int32)
 
 
@@ -97,20 +97,22 @@ def _permuted(
     share 2/√N lands outside.
     """
     a = math.isqrt(num_data - 1) + 1
-    round_keys = jax.random.bits(key, (_ROUNDS + 1,))
+    round_keys = jax.random.bits(key, (_ROUNDS + 1,), jnp.uint32)
     seed = _mixed(epoch + round_keys[0])
 
-    def feistel(x):
-        left, right = x // a, x % a
-        for round_key in round_keys[1:]:
-            shifted = left + _scaled(_mixed(seed ^ (right + round_key)), a)
-            left, right = right, jnp.where(shifted >= a, shifted - a, shifted)
-        return left * a + right
+    def one_round(i, halves):
+        left, right = halves
+        shifted = left + _scaled(_mixed(seed ^ (right + round_keys[i])), a)
+        return right, jnp.where(shifted >= a, shifted - a, shifted)
 
-    def walk(x):
-        return jnp.where(x >= num_data, feistel(x), x)
+    def walk(state):
+        x, outside = state
+        left, right = lax.fori_loop(1, _ROUNDS + 1, one_round, (x // a, x % a))
+        x = jnp.where(outside, left * a + right, x)
+        return x, x >= num_data
 
-    return lax.while_loop(lambda x: jnp.any(x >= num_data), walk, feistel(position))
+    everything = jnp.ones_like(position, bool)
+    return lax.while_loop(lambda state: jnp.any(state[1]), walk, (position, everything))[0]
 
 
 def _mixed(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:

@@ -63,7 +63,7 @@ def controlled(
             quieter, control_state = control.update(
                 gradient, state.control, params, noise=noise, context=context(batch), **extra
             )
-            moved = optax.global_norm(jax.tree.map(jnp.subtract, gradient, quieter))
+            moved = optax.tree.norm(jax.tree.map(jnp.subtract, gradient, quieter))
             return quieter, value, Controlled(control_state, moved)
 
         return Estimator(init, estimate)

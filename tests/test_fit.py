@@ -1,0 +1,255 @@
+"""The training loop: what it computes, and what it leaves behind."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import quell
+from quell import _fit, _progress
+from quell._batches import reshuffle, with_replacement
+from quell._fit import fit
+from quell._loop import run_keys
+from quell.estimators import monte_carlo
+
+N, B, T = 23, 4, 30
+DATA = {"x": jnp.linspace(-1.0, 1.0, 2 * N).reshape(N, 2), "y": jnp.sin(jnp.arange(N) * 1.7)}
+PARAMS = {"w": jnp.array([0.3, -0.2]), "log_scale": jnp.array(-1.0)}
+
+
+def loss(params, noise, example):
+    w = params["w"] + jnp.exp(params["log_scale"]) * noise
+    return 0.5 * (example["x"] @ w - example["y"]) ** 2
+
+
+OBJECTIVE = quell.Objective(
+    loss, quell.normal(2), N, lambda p: 0.5 * (p["w"] @ p["w"]) + jnp.exp(p["log_scale"])
+)
+OPTIMIZER = optax.adam(3e-2)
+PLAIN = monte_carlo()
+
+
+def run(key, **changed):
+    arguments = dict(params=PARAMS, optimizer=OPTIMIZER, num_steps=T, batch_size=B, key=key)
+    return fit(OBJECTIVE, DATA, **{**arguments, **changed})
+
+
+def assert_identical(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.mark.parametrize("batches", [reshuffle, with_replacement])
+def test_a_fit_is_the_loop_written_out(key, batches):
+    keys = run_keys(key)
+    indices = batches(keys.batches, 0, T, N, B)
+    params, state = PARAMS, OPTIMIZER.init(PARAMS)
+
+    @jax.jit
+    def step(t, params, state):
+        batch = {name: leaf[indices[t]] for name, leaf in DATA.items()}
+        noise = jax.random.normal(jax.random.fold_in(keys.steps, t), (1, B, 2))
+        value, gradient = OBJECTIVE.value_and_gradient(params, noise, batch)
+        updates, state = OPTIMIZER.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, value, optax.tree.norm(gradient)
+
+    values, norms = [], []
+    for t in range(T):
+        params, state, value, norm = step(t, params, state)
+        values.append(value)
+        norms.append(norm)
+
+    result = run(key, batches=batches)
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, result.params, params)
+    jax.tree.map(close, result.optimizer_state, state)
+    close(result.history.objective, values)
+    close(result.history.gradient_norm, norms)
+    assert result.step == T
+
+
+def test_it_finds_the_minimum(key):
+    # E[loss] + regulariser is a quadratic in w: w* = (XᵀX + I)⁻¹ Xᵀy.
+    X, y = DATA["x"], DATA["y"]
+    best = np.linalg.solve(X.T @ X + np.eye(2), X.T @ y)
+    decay = optax.adam(optax.exponential_decay(0.1, 1000, 0.1))
+    result = run(key, optimizer=decay, num_steps=4000, batch_size=N)
+    np.testing.assert_allclose(result.params["w"], best, atol=0.01)
+
+
+def test_cuts_do_not_change_the_run(key, monkeypatch):
+    whole = run(key)
+    cut = run(key, callback=lambda *_: None, callback_every=7)
+    assert_identical(whole, cut)
+    monkeypatch.setattr(_fit, "_CHUNK_SECONDS", 0.0)  # one step per visit
+    assert_identical(whole, run(key))
+
+
+def test_several_keys_are_several_runs(key):
+    keys = jax.random.split(key, 3)
+    together = run(keys)
+    assert together.history.objective.shape == (3, T)
+    assert together.params["w"].shape == (3, 2)
+    assert len(np.unique(together.history.objective[:, 0])) == 3
+    for k in range(3):
+        alone = run(keys[k])
+        np.testing.assert_allclose(together.params["w"][k], alone.params["w"], rtol=1e-4)
+        np.testing.assert_allclose(
+            together.history.objective[k], alone.history.objective, rtol=1e-4, atol=1e-6
+        )
+
+
+def test_params_may_be_drawn_for_each_key(key):
+    def draw(key):
+        return {"w": jax.random.normal(key, 2), "log_scale": jnp.array(-1.0)}
+
+    many = run(jax.random.split(key, 3), params=draw, num_steps=0)
+    assert len(np.unique(many.params["w"])) == 6
+    one = run(jax.random.split(key, 3)[1], params=draw, num_steps=0)
+    np.testing.assert_array_equal(one.params["w"], many.params["w"][1])
+
+
+def test_no_steps_leave_everything_as_it_was(key):
+    result = run(key, num_steps=0)
+    assert_identical(result.params, PARAMS)
+    assert result.history.objective.shape == (0,)
+    assert result.step == 0
+
+
+class Counted(NamedTuple):
+    count: jax.Array
+    correction_norm: jax.Array
+
+
+def counting(objective):
+    """Plain Monte Carlo that counts its steps, and calls the count its correction."""
+    plain = PLAIN(objective)
+
+    def estimate(key, params, batch, state):
+        gradient, value, _ = plain.estimate(key, params, batch, ())
+        return gradient, value, Counted(state.count + 1, 10.0 + state.count)
+
+    def init(key, params, batch):
+        return Counted(jnp.array(batch["y"].shape[0]), jnp.zeros(()))
+
+    return quell.estimators.Estimator(init, estimate)
+
+
+def test_the_estimator_sees_all_data_first_and_keeps_a_state(key):
+    result = run(key, estimator=counting)
+    assert int(result.estimator_state.count) == N + T
+    np.testing.assert_array_equal(result.history.correction_norm, 10.0 + N + np.arange(T))
+
+
+def test_a_plain_estimator_corrects_nothing(key):
+    np.testing.assert_array_equal(run(key).history.correction_norm, np.zeros(T))
+
+
+def test_a_control_variate_corrects_something(key):
+    control = quell.control_variate(
+        quell.bases.linear(),
+        quell.coefficients.context_free(optax.adam(1e-2)),
+        noise=OBJECTIVE.noise,
+        key=key,
+    )
+    history = run(key, control=control).history
+    assert history.correction_norm[0] == 0.0
+    assert (history.correction_norm[5:] > 0.0).all()
+
+
+def test_monitors_are_asked_now_and_then(key):
+    monitors = {
+        "step": lambda seen: seen.step,
+        "value": lambda seen: seen.value,
+        "norm": lambda seen: optax.tree.norm(seen.gradient),
+        "rows": lambda seen: seen.batch["y"].shape[0],
+        "draw": lambda seen: jax.random.normal(seen.key),
+        "w": lambda seen: seen.params["w"][0],
+    }
+    history = run(key, monitors=monitors, monitor_every=8).history
+    asked = np.arange(T) % 8 == 0
+    for values in history.monitors.values():
+        np.testing.assert_array_equal(np.isfinite(values), asked)
+    np.testing.assert_array_equal(history.monitors["step"][asked], np.arange(T)[asked])
+    np.testing.assert_array_equal(history.monitors["value"][asked], history.objective[asked])
+    np.testing.assert_array_equal(history.monitors["norm"][asked], history.gradient_norm[asked])
+    assert history.monitors["rows"][0] == B
+    assert history.monitors["w"][0] == PARAMS["w"][0]
+    assert len(np.unique(history.monitors["draw"][asked])) == asked.sum()
+
+
+def test_a_callback_gets_params_and_history_it_may_keep(key):
+    kept = []
+    result = run(key, callback=lambda *seen: kept.append(seen), callback_every=10)
+    assert [step for step, _, _ in kept] == [10, 20, 30]
+    for step, params, history in kept:
+        assert np.isfinite(np.asarray(params["w"])).all()
+        np.testing.assert_array_equal(history.objective, result.history.objective[:step])
+    assert_identical(kept[-1][1], result.params)
+
+
+def test_the_callers_arrays_survive(key):
+    result = run(key)
+    again = run(key, params=result.params)
+    assert not PARAMS["w"].is_deleted()
+    assert not result.params["w"].is_deleted()
+    assert np.isfinite(again.history.objective).all()
+
+
+def test_the_same_arguments_compile_once(key):
+    traces = 0
+
+    def counted(params, noise, example):
+        nonlocal traces
+        traces += 1
+        return loss(params, noise, example)
+
+    objective = OBJECTIVE._replace(loss=counted)
+    arguments = dict(params=PARAMS, optimizer=OPTIMIZER, batch_size=B)
+    fit(objective, DATA, num_steps=1500, key=key, **arguments)
+    first = traces
+    assert first > 0
+    fit(objective, DATA, num_steps=1100, key=jax.random.fold_in(key, 1), **arguments)
+    assert traces == first
+
+
+def test_float64_is_kept(key, x64):
+    wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), (DATA, PARAMS))
+    noise = quell.normal(2)
+    result = fit(
+        OBJECTIVE._replace(noise=noise), wide[0], params=wide[1], optimizer=optax.sgd(1e-3),
+        num_steps=3, batch_size=B, key=key,
+    )  # fmt: skip
+    assert result.params["w"].dtype == jnp.float64
+    assert result.history.objective.dtype == np.float64
+
+
+def test_progress_is_told_and_closed(key):
+    told, closed = [], []
+
+    def progress(num_steps):
+        assert num_steps == T
+        return _progress.Progress(
+            lambda step, objective: told.append((step, objective)), lambda: closed.append(True)
+        )
+
+    result = run(key, progress=progress)
+    assert told[-1] == (T, float(result.history.objective[-1]))
+    assert closed == [True]
+
+
+def test_the_bar_is_drawn_by_rich_and_only_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(_progress, "_PATIENCE", 0.0)
+    bar = _progress.rich_bar(200)
+    bar.update(100, 1.25)
+    bar.close()
+    drawn = capsys.readouterr().err
+    assert "100/200" in drawn
+    assert "1.25" in drawn
+    bar = _progress.automatic(200)
+    bar.update(100, 1.25)
+    bar.close()
+    assert capsys.readouterr().err == ""
