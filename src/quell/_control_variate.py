@@ -53,11 +53,14 @@ class ControlVariate(optax.GradientTransformationExtraArgs):
     """An optax transformation that also says what it needs to be fed.
 
     Attributes:
+      init: `init(params)`; `init(params, key=...)` draws from that key instead of the one given
+        to `control_variate`.
       noise: the distribution of the draws.
       criterion: what the coefficients are learned by; it may need per-example gradients.
       leaves: which leaves are controlled.
     """
 
+    init: Callable[..., Any]
     noise: Noise
     criterion: Criterion
     leaves: _leaves.Leaves
@@ -138,20 +141,22 @@ def control_variate(
             leaves=flat.sizes,
             shared=shared,
         )
-        learned = coefficients.learn(state.coefficients, criterion, evidence)
-        used = order(state.coefficients, learned)
 
-        h = coefficients.context_features(used, context, w.shape[0])
-        phi = mean_features(w, h)
-        correction = coefficients.predict(used, phi)
-        controlled = evidence.total - correction
+        def correction(learned):
+            h = coefficients.context_features(learned, context, w.shape[0])
+            phi = mean_features(w, h)
+            return coefficients.predict(learned, phi)
 
-        finite = _leaves.all_finite(controlled, updates, evidence.rows, learned)
-        kept = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old), learned, state.coefficients
+        before = state.coefficients
+        finite = _leaves.all_finite(updates, evidence.rows, correction(before))
+        after = jax.lax.cond(
+            finite, lambda: coefficients.learn(before, criterion, evidence), lambda: before
         )
-        controlled = flat.replace(updates, jnp.where(finite, controlled, evidence.total))
-        return controlled, ControlVariateState(kept, state.skipped + ~finite)
+
+        controlled = evidence.total - jnp.where(finite, correction(order(before, after)), 0)
+        return flat.replace(updates, controlled), ControlVariateState(
+            coefficients=after, skipped=state.skipped + ~finite
+        )
 
     spec, expected_context = noise, context
     transformation = ControlVariate(init, update)  # pyright: ignore[reportArgumentType]

@@ -126,6 +126,6 @@ def leaf_means(vector: Float[Array, " P"], sizes: tuple[int, ...]) -> Float[Arra
 
 
 def all_finite(*trees: PyTree[Array]) -> Bool[Array, ""]:
-    """Whether every number in the trees is finite."""
-    inexact = [leaf for leaf in jax.tree.leaves(trees) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return jnp.all(jnp.stack([jnp.isfinite(leaf).all() for leaf in inexact]))
+    """Whether the sum of all squares is finite, so that moments of what is in the trees are too."""
+    squares = [jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(trees)]
+    return jnp.isfinite(sum(squares, start=jnp.zeros(())))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -201,7 +201,7 @@ def _learned(init_trunk, h, optimizer, head, decay, random) -> Coefficients:
 
         gradient = jax.grad(value)(state.weights)
         updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.weights)
-        weights = Weights(*optax.apply_updates(tuple(state.weights), tuple(updates)))
+        weights = cast(Any, optax.apply_updates(state.weights, updates))
         return Learned(weights, optimizer_state, targets)
 
     return Coefficients(init, context_features, predict, learn, random=random)
