@@ -1,0 +1,129 @@
+"""The conformance table: a new part joins by adding a row, and every row meets the same checks.
+
+Rows are factories, so that nothing is made before a test has chosen its precision.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import quell
+from quell import bases, coefficients, criteria
+
+DIM, BATCH, NUM_DATA = 2, 2, 6
+
+
+def _cosine(draw, params, context):
+    return jnp.cos(draw)
+
+
+BASES = {
+    "linear": lambda: bases.linear(),
+    "polynomial": lambda: bases.polynomial(2),
+    "hermite": lambda: bases.hermite(3),
+    "hermite_cross": lambda: bases.hermite(2, cross=True),
+    "concatenate": lambda: bases.concatenate(bases.linear(), bases.hermite(2, cross=True)),
+    "custom": lambda: bases.custom(
+        lambda e, params, y: e**3 * y[:2] * params["mean"], lambda params, y: jnp.zeros(2)
+    ),
+}
+
+COEFFICIENTS = {
+    "context_free": lambda: coefficients.context_free(optax.adam(0.1)),
+    "recognition_network": lambda: coefficients.recognition_network((4, 3), optax.adam(0.1)),
+    "running_average": lambda: coefficients.running_average(0.9),
+    "fixed": lambda: coefficients.fixed(0.7),
+}
+
+CRITERIA = {
+    "partial_gradients": criteria.partial_gradients,
+    "gradient_sum": criteria.gradient_sum,
+    "squared_difference": criteria.squared_difference,
+}
+
+
+def loss(params, noise, example):
+    """Logistic regression with a factorised posterior: curved in the noise and in θ."""
+    weight = params["mean"] + jnp.exp(params["scale"]) * noise
+    return jnp.logaddexp(0.0, -example["y"] * weight @ example["x"])
+
+
+def regulariser(params):
+    return 0.5 * (params["mean"] ** 2).sum() + (params["scale"] ** 2).sum()
+
+
+def problem(key, dim=DIM, num_data=NUM_DATA, noise=None):
+    """An objective, its parameters and its data: `{"x": [N, dim], "y": [N]}`."""
+    mean_key, x_key, y_key = jax.random.split(key, 3)
+    params = {"mean": jax.random.normal(mean_key, (dim,)), "scale": jnp.full((dim,), -0.3)}
+    x = jax.random.normal(x_key, (num_data, dim))
+    y = jnp.sign(jax.random.normal(y_key, (num_data,)))
+    noise = quell.normal(dim) if noise is None else noise
+    return quell.Objective(loss, noise, num_data, regulariser), params, {"x": x, "y": y}
+
+
+def take(data, index):
+    return jax.tree.map(lambda leaf: leaf[index], data)
+
+
+def contexts(batch):
+    """What the coefficients see of an example: its inputs and its label, `[B, dim + 1]`."""
+    return jnp.concatenate([batch["x"], batch["y"][:, None]], axis=1)
+
+
+def control_for(key, objective, data, basis, model, criterion, **kwargs):
+    """A control variate with everything it could ask for."""
+    return quell.control_variate(
+        basis, model, criterion, noise=objective.noise, context=contexts(data), key=key, **kwargs
+    )
+
+
+def controlled_gradient(objective, control, params, state, noise, batch):
+    """Ĝ, G̃ and the next state, for a batch and its draws `[S, B, ...]`."""
+    gradient = objective.gradient(params, noise, batch)
+    extra = {}
+    if control.criterion.per_example:
+        extra["per_example"] = objective.per_example_gradients(
+            params, noise, batch, leaves=control.leaves
+        )
+    corrected, state = control.update(
+        gradient, state, params, noise=noise, context=contexts(batch), **extra
+    )
+    return gradient, corrected, state
+
+
+def train(key, objective, control, params, data, steps, **draw):
+    """A state that has learned from `steps` random batches: an arbitrary learned state."""
+
+    def step(state, key):
+        row_key, noise_key = jax.random.split(key)
+        batch = take(data, jax.random.randint(row_key, (BATCH,), 0, len(data["y"])))
+        noise = objective.sample_noise(noise_key, BATCH, **draw)
+        return controlled_gradient(objective, control, params, state, noise, batch)[2], None
+
+    return jax.lax.scan(step, control.init(params), jax.random.split(key, steps))[0]
+
+
+def trace_counting_step(objective, control):
+    """A jitted step, and a list that grows by one with each trace of it."""
+    traces = []
+
+    @jax.jit
+    def step(params, state, noise, batch):
+        traces.append(1)
+        return controlled_gradient(objective, control, params, state, noise, batch)[1:]
+
+    return step, traces
+
+
+def save_and_restore(state, path):
+    """A state through a file and back: arrays only, nothing else to keep."""
+    leaves, treedef = jax.tree.flatten(state)
+    np.savez(path, *leaves)
+    with np.load(path) as saved:
+        return treedef.unflatten([jnp.asarray(saved[name]) for name in saved.files])
+
+
+def dtypes(tree):
+    return jax.tree.map(lambda leaf: leaf.dtype, tree)

@@ -1,0 +1,23 @@
+"""Seeds from the test's own name, and float64 for a test that asks for it."""
+
+import zlib
+
+import jax
+import pytest
+from hypothesis import settings
+
+settings.register_profile("default", max_examples=15, deadline=None, derandomize=True)
+settings.load_profile("default")
+
+
+@pytest.fixture
+def key(request):
+    """A key that differs from test to test and never from run to run."""
+    return jax.random.key(zlib.crc32(request.node.name.encode()))
+
+
+@pytest.fixture
+def x64():
+    """float64 for the duration of one test."""
+    with jax.enable_x64(True):
+        yield

@@ -1,0 +1,155 @@
+"""Every doctest, README block and name in the docs is run or looked up."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import quell
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+OPTIONAL = {"matplotlib", "rich", "numpyro", "orbax", "flax", "equinox", "sklearn", "gpytorch"}
+
+
+def modules() -> list[str]:
+    found = pkgutil.walk_packages(quell.__path__, "quell.")
+    return ["quell", *(m.name for m in found if not m.name.endswith("__main__"))]
+
+
+def load(name: str):
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.split(".")[0] in OPTIONAL:
+            pytest.skip(f"{name} needs {error.name}")
+        raise
+
+
+@pytest.mark.parametrize("name", modules())
+def test_doctests_hold(name):
+    failures, _ = doctest.testmod(load(name), optionflags=doctest.ELLIPSIS)
+    assert failures == 0
+
+
+def python_blocks(page: Path) -> str:
+    """The Python blocks of a page as one script that keeps the page's line numbers."""
+    lines, inside = [], False
+    for line in page.read_text().splitlines():
+        fence = line.startswith("```")
+        if fence:
+            inside = line.strip() == "```python" if not inside else False
+        lines.append(line if inside and not fence else "")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    source = python_blocks(page)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(source, str(page), "exec"), {"__name__": "__main__"})
+
+
+def test_the_readme_has_a_complete_call():
+    assert "quell.control_variate" in python_blocks(ROOT / "README.md")
+
+
+def quoted(page: Path) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", page.read_text())
+
+
+def exists_in_package(name: str) -> bool:
+    parts = name.split("(")[0].split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            thing = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for attribute in parts[cut:]:
+            if not hasattr(thing, attribute):
+                return False
+            thing = getattr(thing, attribute)
+        return True
+    return False
+
+
+def exists_as_test(name: str) -> bool:
+    path, _, function = name.partition("::")
+    if not (ROOT / path).exists():
+        return False
+    return (
+        not function
+        or re.search(rf"^def {function}\(", (ROOT / path).read_text(), re.M) is not None
+    )
+
+
+def exists_as_target(name: str) -> bool:
+    target = name.split()[1]
+    return re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M) is not None
+
+
+CHECKS = (
+    (re.compile(r"quell\.[A-Za-z_.]+(\(.*\))?$"), exists_in_package),
+    (re.compile(r"(tests|benchmarks|examples|docs)/[\w/.]+(::\w+)?$"), exists_as_test),
+    (re.compile(r"make [a-z-]+$"), exists_as_target),
+)
+
+
+def missing(text: list[str]) -> list[str]:
+    return [
+        name
+        for name in text
+        for pattern, exists in CHECKS
+        if pattern.match(name) and not exists(name)
+    ]
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_names_in_the_docs_exist(page):
+    assert missing(quoted(page)) == []
+
+
+def test_a_name_that_does_not_exist_is_found():
+    wrong = ["quell.bases.linnear", "tests/test_docs.py::test_nothing", "make nothing"]
+    right = ["quell.bases.linear()", "tests/test_docs.py::test_doctests_hold", "make test"]
+    assert missing(wrong + right) == wrong
+
+
+def test_the_map_names_every_label_of_the_paper():
+    text = (ROOT / "docs" / "paper_map.md").read_text()
+    labels = [
+        "fig:illustration",
+        "eqn:doubly_stochastic1",
+        "sec:control_variates",
+        "eqn:basic_cv",
+        "eqn:variance-reduction",
+        "sec:controlling",
+        "eqn:gradient",
+        "eqn:gradient_cv",
+        "eqn:controlled_estimator",
+        "eqn:recognition_network",
+        "sec:training_recognition_network",
+        "eqn:cv_objective",
+        "eqn:partial_grads_objective",
+        "eqn:partial_grads_objective1",
+        "eqn:partial_grads_objective2",
+        "eqn:start_from",
+        "eqn:gradient_sum_objective",
+        "eqn:squared_difference",
+        "sec:gaussian_base_randomness",
+        "eqn:linear_cv",
+        "eqn:linear_jacobian",
+        "eqn:quadratic_cv",
+        "eqn:quadratic_cv2",
+        "sec:experiments",
+        "fig:static_variance_reducion",
+        "section:static_variance_reduction",
+        "sec:dynamic_variance_reduction",
+        "fig:dynamic_variance_reduction",
+        "fig:diff_trace",
+        "tab:cpu-timing",
+    ]
+    assert [label for label in labels if label not in text] == []

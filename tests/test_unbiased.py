@@ -1,0 +1,158 @@
+"""Unbiasedness, exactly: quadrature over every draw of the batch, enumeration of mini-batches."""
+
+import jax
+import numpy as np
+import pytest
+from _exact import EXACT, expectation, max_error, mini_batches, nodes
+from conformance import (
+    BASES,
+    BATCH,
+    COEFFICIENTS,
+    CRITERIA,
+    NUM_DATA,
+    control_for,
+    controlled_gradient,
+    loss,
+    problem,
+    regulariser,
+    take,
+    train,
+)
+
+import quell
+from quell import bases, coefficients, criteria
+
+LEARNED = [name for name in COEFFICIENTS if name != "fixed"]
+
+
+def bias(key, basis, model, criterion, noise=None, samples=1, shared=False, points=3, **kwargs):
+    """The exact |E[G̃] − E[Ĝ]| at an arbitrary learned state, and the size of the correction.
+
+    The state is arbitrary in that it has learned along random draws of random batches.
+    """
+    data_key, init_key, path_key = jax.random.split(key, 3)
+    dim = 2 if noise is None else noise.size
+    objective, params, data = problem(data_key, dim=dim, noise=noise)
+    control = control_for(init_key, objective, data, basis, model, criterion, **kwargs)
+    drawn = 1 if shared else BATCH
+    eps, weights = nodes(objective.noise, points, count=samples * drawn)
+    eps = eps.reshape(-1, samples, drawn, dim)
+
+    @jax.jit
+    def every_draw(state, index):
+        batch = take(data, index)
+        return jax.vmap(
+            lambda noise: controlled_gradient(objective, control, params, state, noise, batch)
+        )(eps)
+
+    state = control.init(params)
+    path = np.asarray(jax.random.randint(path_key, (5, 1 + BATCH), 0, 10_000))
+    for step in path:
+        states = every_draw(state, step[1:] % NUM_DATA)[2]
+        state = take(states, step[0] % len(eps))
+    plain, controlled, _ = every_draw(state, np.arange(BATCH))
+    difference = max_error(expectation(controlled, weights), expectation(plain, weights))
+    return difference, max_error(controlled, plain)
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+@pytest.mark.parametrize("model", COEFFICIENTS)
+@pytest.mark.parametrize("basis", BASES)
+def test_the_controlled_gradient_is_unbiased(x64, key, basis, model, criterion):
+    error, size = bias(key, BASES[basis](), COEFFICIENTS[model](), CRITERIA[criterion])
+    assert error < EXACT
+    assert size > 1e-2, "the correction does something"
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+@pytest.mark.parametrize("model", LEARNED)
+def test_learning_first_is_seen_to_be_biased(x64, key, model, criterion):
+    """The negative control: the same check, the paper's order."""
+    order = quell.learn_then_apply
+    error, _ = bias(key, bases.linear(), COEFFICIENTS[model](), CRITERIA[criterion], order=order)
+    assert error > 1e-4
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+@pytest.mark.parametrize("model", COEFFICIENTS)
+@pytest.mark.parametrize(("samples", "shared"), [(2, False), (2, True)])
+def test_several_draws_and_shared_draws_are_unbiased(x64, key, model, criterion, samples, shared):
+    noise = quell.normal(1)
+    error, size = bias(
+        key,
+        bases.polynomial(2),
+        COEFFICIENTS[model](),
+        CRITERIA[criterion],
+        noise=noise,
+        samples=samples,
+        shared=shared,
+    )
+    assert error < EXACT
+    assert size > 1e-2
+
+
+NOISES = {
+    "gaussian": lambda: quell.normal(1, mean=[1.0], covariance=[[4.0]]),
+    "uniform": lambda: quell.uniform(1),
+    "laplace": lambda: quell.laplace(1),
+    "exponential": lambda: quell.from_moments(1, jax.random.exponential, [1.0, 2.0, 6.0]),
+}
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_every_noise_with_known_moments_is_unbiased(x64, key, noise):
+    basis, model = bases.polynomial(3), COEFFICIENTS["recognition_network"]()
+    error, size = bias(key, basis, model, criteria.squared_difference, noise=NOISES[noise]())
+    assert error < EXACT
+    assert size > 1e-2
+
+
+def test_only_the_chosen_leaves_are_corrected_and_they_are_unbiased(x64, key):
+    model = COEFFICIENTS["context_free"]()
+    error, size = bias(
+        key,
+        bases.linear(),
+        model,
+        criteria.partial_gradients,
+        leaves=lambda path: path == "mean",
+    )
+    assert error < EXACT
+    assert size > 1e-2
+
+
+@pytest.mark.parametrize("model", COEFFICIENTS)
+def test_the_mean_over_mini_batches_and_draws_is_the_full_gradient(x64, key, model):
+    """Both kinds of randomness at once: E over B and ε of G̃ is ∇L, to quadrature."""
+    data_key, init_key, train_key = jax.random.split(key, 3)
+    objective, params, data = problem(data_key, dim=1, num_data=4)
+    control = control_for(
+        init_key, objective, data, bases.linear(), COEFFICIENTS[model](), criteria.gradient_sum
+    )
+    state = train(train_key, objective, control, params, data, 6)
+    eps, weights = nodes(objective.noise, 5, count=2)
+
+    @jax.jit
+    @jax.vmap
+    def one_batch(index):
+        batch = take(data, index)
+        controlled = jax.vmap(
+            lambda e: controlled_gradient(objective, control, params, state, e[None], batch)[1]
+        )(eps)
+        return expectation(controlled, weights)
+
+    def full(params):
+        single, single_weights = nodes(objective.noise, 5)
+        losses = jax.vmap(
+            lambda e: jax.vmap(loss, in_axes=(None, None, 0))(params, e[0], data).sum()
+        )(single)
+        return single_weights @ losses + regulariser(params)
+
+    mean = jax.tree.map(lambda g: g.mean(0), one_batch(mini_batches(4, 2)))
+    assert max_error(mean, jax.grad(full)(params)) < EXACT
+
+
+def test_a_basis_whose_mean_is_not_zero_is_seen_to_be_biased(x64, key):
+    """Another negative control: the check sees a wrong mean."""
+    wrong = bases.custom(lambda e, params, y: e**2, mean=0.9)
+    error, _ = bias(key, wrong, coefficients.fixed(0.7), criteria.squared_difference)
+    assert error > 1e-2
