@@ -12,6 +12,7 @@ import scipy.optimize
 import scipy.stats
 
 from quell import datasets
+from quell._fit import fit
 from quell.models import full_covariance, logistic_regression, mean_field
 
 FAMILIES = [full_covariance, mean_field]
@@ -25,36 +26,13 @@ def random_params(family, seed):
     }
 
 
-def train(model, data, *, num_steps, batch_size, learning_rate, seed=0):
-    """Plain one-draw training, the learning rate decaying to zero."""
-    num_data = data["x"].shape[0]
-    objective = model.objective(num_data)
-    optimizer = optax.adam(optax.cosine_decay_schedule(learning_rate, num_steps))
-
-    def step(carry, key):
-        params, state = carry
-        rows_key, noise_key = jax.random.split(key)
-        rows = jax.random.randint(rows_key, (batch_size,), 0, num_data)
-        batch = jax.tree.map(lambda leaf: leaf[rows], data)
-        noise = objective.sample_noise(noise_key, batch_size)
-        gradient = objective.gradient(params, noise, batch)
-        updates, state = optimizer.update(gradient, state, params)
-        return (optax.apply_updates(params, updates), state), None
-
-    params = model.init(jax.random.key(seed))
-    keys = jax.random.split(jax.random.key(seed + 1), num_steps)
-    return jax.jit(lambda carry: jax.lax.scan(step, carry, keys))((params, optimizer.init(params)))[
-        0
-    ][0]
-
-
 @pytest.mark.parametrize("factory", FAMILIES)
 def test_family_against_scipy(factory):
     family = factory(3)
     params = random_params(family, 1)
     mean = np.asarray(params["mean"], np.float64)
     covariance = np.asarray(family.covariance(params), np.float64)
-    normal = scipy.stats.multivariate_normal(mean=mean, cov=covariance)  # pyright: ignore
+    normal = scipy.stats.multivariate_normal(mean, covariance)  # pyright: ignore
     w = jnp.array([0.3, -1.0, 0.7])
     assert float(family.log_density(params, w)) == pytest.approx(normal.logpdf(w), rel=1e-4)
     assert float(family.entropy(params)) == pytest.approx(normal.entropy(), rel=1e-5)
@@ -96,7 +74,7 @@ def test_parameter_counts_and_shapes():
     params = model.init(jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 14
     assert model.loss(params, jnp.ones(4), {"x": jnp.ones(4), "y": jnp.ones(())}).shape == ()
-    prediction = model.predict(jax.random.key(1), params, jnp.ones((7, 4)), samples=3)
+    prediction = model.predict(jax.random.key(1), params, jnp.ones((7, 4)), 3)
     assert prediction.mean.shape == prediction.variance.shape == (7,)
     field = logistic_regression(4, mean_field).init(jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(field)) == 8
@@ -204,7 +182,15 @@ def test_titanic_is_within_a_hundredth_of_the_best_linear_model(factory):
     best = best_linear_log_likelihood(people.data)
     assert best == pytest.approx(-0.5223, abs=5e-5)
     model = logistic_regression(4, factory)
-    params = train(model, people.data, num_steps=3000, batch_size=10, learning_rate=0.02)
+    params = fit(
+        model.objective(people.num_data),
+        people.data,
+        params=model.init,
+        optimizer=optax.adam(optax.cosine_decay_schedule(0.02, 3000)),
+        num_steps=3000,
+        batch_size=10,
+        key=jax.random.key(0),
+    ).params
     p = model.predict(jax.random.key(7), params, people.x).mean
     reached = float((people.y * jnp.log(p) + (1 - people.y) * jnp.log1p(-p)).mean())
     assert reached == pytest.approx(best, abs=0.01)

@@ -1,8 +1,10 @@
 """The models of the paper, and two more that its introduction names."""
 
-from quell.models._gaussian import Gaussian as Gaussian
-from quell.models._gaussian import full_covariance as full_covariance
-from quell.models._gaussian import mean_field as mean_field
+from quell._gaussian import Gaussian as Gaussian
+from quell._gaussian import full_covariance as full_covariance
+from quell._gaussian import mean_field as mean_field
+from quell.models._deep_gp import Hyperparameters as Hyperparameters
+from quell.models._deep_gp import deep_gp as deep_gp
 from quell.models._logistic import logistic_regression as logistic_regression
 from quell.models._types import Model as Model
 from quell.models._types import Prediction as Prediction
