@@ -14,16 +14,17 @@ ROOT = Path(quell.__file__).parent
 # From the bottom up. `quell` is the package itself, for those that use the public names.
 LAYERS = (
     {"_errors", "_batches", "_progress"},
-    {"noise", "_leaves", "_gaussian", "datasets"},
+    {"noise", "_leaves", "_gaussian", "datasets", "plotting"},
     {"_objective", "bases", "criteria", "contexts"},
     {"coefficients", "_variational"},
     {"_control_variate"},
     {"estimators"},
     {"_fit", "_fit_checks", "_loop", "_checkpoint", "_measure"},
+    {"_compare"},
     {"quell"},
     {"models", "adapters"},
-    {"experiments", "plotting"},
-    {"cli", "__main__"},
+    {"experiments"},
+    {"cli", "commands", "__main__"},
 )
 CONTROL = {"bases", "criteria", "coefficients", "_control_variate", "estimators"}
 # What a part must not know, whatever its layer.

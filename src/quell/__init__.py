@@ -11,6 +11,8 @@ from quell._control_variate import control_variate as control_variate
 from quell._control_variate import learn_then_apply as learn_then_apply
 from quell._gaussian import full_covariance as full_covariance
 from quell._gaussian import mean_field as mean_field
+from quell._measure import Measurement as Measurement
+from quell._measure import measure as measure
 from quell._objective import Objective as Objective
 from quell._variational import Variational as Variational
 from quell._variational import closed_form_kl as closed_form_kl

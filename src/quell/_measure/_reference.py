@@ -1,0 +1,89 @@
+"""The gradient itself, from passes over all of the data."""
+
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Key, PyTree
+
+from quell import _leaves
+from quell._objective import Objective, batch_size
+
+_PASSES = 1000  # the most passes; their mean is precise enough for any estimator
+_CHUNK_NUMBERS = 2**22  # how many numbers a chunk of rows may hold at once
+
+
+class Reference(NamedTuple):
+    """The gradient of the objective, all leaves flattened.
+
+    Attributes:
+      mean: the mean over passes, `[P]`.
+      standard_error: of each entry of the mean, `[P]`.
+      passes: how many passes over the data it is the mean of.
+    """
+
+    mean: Float[np.ndarray, " P"]
+    standard_error: Float[np.ndarray, " P"]
+    passes: int
+
+
+def full_gradient(
+    key: Key[Array, ""],
+    objective: Objective,
+    params: PyTree[Array],
+    data: PyTree[Array],
+    *,
+    seconds: float,
+) -> Reference:
+    """∇L(θ) by averaging passes over all points, each with a draw of its own.
+
+    Every pass sees every point, so the points add no noise; passes differ by their draws alone.
+
+    Args:
+      key: for the draws.
+      objective: L.
+      params: θ.
+      data: leaves `[N, ...]`.
+      seconds: how long it may take, after compilation; at least three passes are made.
+    """
+    flat = _leaves.flattener(None, params)
+    one_pass = jax.jit(lambda key, params, data: flat.flatten(_pass(key, objective, params, data)))
+    first = np.asarray(one_pass(jax.random.fold_in(key, 0), params, data), float)
+    # Sums of differences from the first pass, which keeps their digits.
+    total, squares, passes = np.zeros_like(first), np.zeros_like(first), 1
+    began = time.monotonic()
+    while passes < 3 or (passes < _PASSES and time.monotonic() - began < seconds):
+        moved = np.asarray(one_pass(jax.random.fold_in(key, passes), params, data), float) - first
+        total, squares, passes = total + moved, squares + moved**2, passes + 1
+    offset = total / passes
+    variance = np.maximum(squares / passes - offset**2, 0.0) / (passes - 1)
+    return Reference(first + offset, np.sqrt(variance), passes)
+
+
+def _pass(key, objective: Objective, params, data) -> PyTree[Array]:
+    """The gradient from all points, one draw each, chunk by chunk so that memory stays bounded."""
+    N = batch_size(data)
+    size = sum(int(jnp.size(leaf)) for leaf in jax.tree.leaves(params))
+    rows = max(1, min(N, _CHUNK_NUMBERS // max(1, size)))
+    noisy = objective._replace(regulariser=None)
+
+    def add(total, key, chunk):
+        B = batch_size(chunk)
+        gradient = noisy.gradient(params, noisy.sample_noise(key, B), chunk)
+        return jax.tree.map(lambda t, g: t + g * (B / N), total, gradient)
+
+    def step(total, inputs):
+        return add(total, *inputs), None
+
+    whole = N // rows
+    keys = jax.random.split(key, whole + 1)
+    chunks = jax.tree.map(lambda y: y[: whole * rows].reshape(whole, rows, *y.shape[1:]), data)
+    total, _ = lax.scan(step, jax.tree.map(jnp.zeros_like, params), (keys[:-1], chunks))
+    if whole * rows < N:
+        total = add(total, keys[-1], jax.tree.map(lambda y: y[whole * rows :], data))
+    if objective.regulariser is None:
+        return total
+    return jax.tree.map(jnp.add, total, jax.grad(objective.regulariser)(params))

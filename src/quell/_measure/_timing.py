@@ -1,0 +1,158 @@
+"""What a step costs: compiled loops, timed in turn, and the memory of one estimate."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Key, PyTree
+
+from quell._measure._streams import consecutive_batches
+from quell._objective import batch_size as rows_of
+from quell.estimators import Estimator
+
+_LENGTH_ROWS = 2**16  # the most indices computed at once
+_TURN = 0.05  # seconds of one turn of one loop
+
+
+class Stepper(NamedTuple):
+    """A compiled loop of an estimator's steps at fixed parameters.
+
+    Attributes:
+      prepare: `prepare(key)` chooses the batches and keys of the next `length` steps.
+      advance: `advance(prepared, state, steps)` gives the state after at most `length` steps, once
+        they are done.
+      length: the most steps of one call.
+    """
+
+    prepare: Callable[[Key[Array, ""]], PyTree[Array]]
+    advance: Callable[[PyTree[Array], PyTree[Array], int], PyTree[Array]]
+    length: int
+
+
+def stepper(
+    estimator: Estimator, params: PyTree[Array], data: PyTree[Array], batch_size: int
+) -> Stepper:
+    """The loop of an estimator: gather a batch, estimate, update the state and the parameters.
+
+    The parameters take a step of stochastic gradient descent whose rate, zero, the compiler is not
+    told: nothing that depends on the parameters can be moved out of the loop.
+    """
+    N = rows_of(data)
+    length = max(1, min(1000, _LENGTH_ROWS // batch_size))
+    rate = jnp.zeros(())
+
+    def prepare(key):
+        return consecutive_batches(key, length, N, batch_size)
+
+    @jax.jit
+    def loop(prepared, params, data, state, rate, steps):
+        indices, keys = prepared
+
+        def body(i, carried):
+            params, state = carried
+            batch = jax.tree.map(lambda y: y.at[indices[i]].get(mode="promise_in_bounds"), data)
+            gradient, _, state = estimator.estimate(keys[i], params, batch, state)
+            moved = jax.tree.map(lambda p, g: (p - rate * g).astype(p.dtype), params, gradient)
+            return moved, state
+
+        return lax.fori_loop(0, steps, body, (params, state))
+
+    def advance(prepared, state, steps):
+        carried = loop(prepared, params, data, jax.tree.map(_strong, state), rate, steps)
+        return jax.block_until_ready(carried)[1]  # all of it, so that nothing is optimised away
+
+    return Stepper(prepare, advance, length)
+
+
+def learned_state(
+    key: Key[Array, ""], loop: Stepper, state: PyTree[Array], *, steps: int, seconds: float
+) -> PyTree[Array]:
+    """The state after `steps` steps at fixed parameters, or as many as the time allows."""
+    if not jax.tree.leaves(state):
+        return state
+    state = loop.advance(loop.prepare(key), state, 0)  # compiles
+    began, done, pace = time.monotonic(), 0, 1
+    while done < steps and time.monotonic() - began < seconds:
+        count = min(pace, loop.length, steps - done)
+        prepared = loop.prepare(jax.random.fold_in(key, done))
+        state = loop.advance(prepared, state, count)
+        done += count
+        pace = _paced(time.monotonic() - began, done, loop.length)
+    return state
+
+
+def seconds_per_step(
+    key: Key[Array, ""],
+    loops: Mapping[str, Stepper],
+    states: Mapping[str, PyTree[Array]],
+    *,
+    seconds: float,
+    turns: int = 9,
+) -> dict[str, float]:
+    """The median time of a step in each of several loops, which take turns.
+
+    Turns spread whatever else the machine is doing over all of the loops alike. States evolve from
+    turn to turn, so that work done every so many steps is counted.
+
+    Args:
+      key: for batches and noise.
+      loops: the loops, by name.
+      states: where each loop starts.
+      seconds: how long the turns may take together, after compilation.
+      turns: how many turns each loop takes, if time allows; at least three.
+    """
+    states = dict(states)
+    share = min(_TURN, seconds / max(1, len(loops) * (turns + 1)))
+    counts = {name: _calibrated(key, loop, states[name], share) for name, loop in loops.items()}
+    times = {name: [] for name in loops}
+    began = time.monotonic()
+    for turn in range(turns):
+        if turn >= 3 and time.monotonic() - began > seconds:
+            break
+        for name, loop in loops.items():
+            prepared = jax.block_until_ready(loop.prepare(jax.random.fold_in(key, turn)))
+            start = time.perf_counter()
+            states[name] = loop.advance(prepared, states[name], counts[name])
+            times[name].append((time.perf_counter() - start) / counts[name])
+    return {name: float(np.median(taken)) for name, taken in times.items()}
+
+
+def peak_memory(
+    estimator: Estimator, params: PyTree[Array], batch: PyTree[Array], state: PyTree[Array]
+) -> int | None:
+    """Bytes that one compiled estimate needs besides its inputs, where the device can tell."""
+    compiled = jax.jit(estimator.estimate).lower(jax.random.key(0), params, batch, state).compile()
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        return None
+    return int(analysis.temp_size_in_bytes + analysis.output_size_in_bytes)
+
+
+def _calibrated(key, loop: Stepper, state, seconds: float) -> int:
+    """How many steps take about so many seconds."""
+    prepared = loop.prepare(key)
+    loop.advance(prepared, state, 1)  # compiles
+    count = 1
+    while True:
+        start = time.perf_counter()
+        loop.advance(prepared, state, count)
+        taken = time.perf_counter() - start
+        if taken > seconds / 2 or count >= loop.length:
+            return count
+        count = min(loop.length, 2 * count)
+
+
+def _paced(taken: float, done: int, most: int) -> int:
+    return max(1, min(most, int(_TURN * done / max(taken, 1e-9))))
+
+
+def _strong(leaf: Any) -> Array:
+    """The leaf with a dtype that arithmetic does not change, so that one compilation serves."""
+    leaf = jnp.asarray(leaf)
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return leaf
+    return lax.convert_element_type(leaf, leaf.dtype)

@@ -1,0 +1,168 @@
+"""The covariance of a gradient, split into draws and points by a crossed design."""
+
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Key, PyTree
+from scipy import special
+
+from quell import _leaves
+from quell._measure._reference import Reference
+from quell._measure._statistics import Estimate, Parts, parts_estimate
+from quell._measure._streams import crossed_batches
+from quell._objective import batch_size as rows_of
+from quell.estimators import Estimator
+
+_M = 4  # batches in a block
+_K = 4  # keys in a block, each used with every batch
+_LENGTH = 256  # the most blocks of one call
+_LENGTH_ROWS = 2**16  # the most indices computed at once
+_LEAST = 4  # the fewest blocks that give an interval
+_MOST = 50_000  # the most blocks that are worth having
+_VISIT = 0.1  # seconds between looks at the clock
+_WIDTH_NUMBERS = 2**19  # how many numbers the gradients of examples computed at once may hold
+
+
+class Noisiness(NamedTuple):
+    """What a crossed design found out about a gradient estimator.
+
+    Attributes:
+      parts: the parts of the trace of the covariance.
+      leaves: the same for each leaf of the parameters, by its path.
+      norm_variance: Var‖G‖, the variance of the gradient's norm.
+      squared_mean: ‖E[G]‖², without bias.
+      bias_z: how far the mean is from the reference, as a z-score.
+      evaluations: how many gradients were computed.
+    """
+
+    parts: Parts
+    leaves: dict[str, Parts]
+    norm_variance: Estimate
+    squared_mean: float
+    bias_z: float
+    evaluations: int
+
+
+def noisiness(
+    key: Key[Array, ""],
+    estimator: Estimator,
+    params: PyTree[Array],
+    data: PyTree[Array],
+    *,
+    batch_size: int,
+    state: PyTree[Array],
+    reference: Reference,
+    seconds: float,
+) -> Noisiness:
+    """Measure an estimator with its state frozen, by independent blocks of 4 batches × 4 keys.
+
+    See `quell.measure` for the formulas.
+
+    Args:
+      key: for batches and noise.
+      estimator: what to measure.
+      params: θ.
+      data: leaves `[N, ...]`.
+      batch_size: |B|.
+      state: the estimator's state.
+      reference: what the mean is held against.
+      seconds: how long it may take, after compilation; at least four blocks are run.
+    """
+    flat = _leaves.flattener(None, params)
+    N = rows_of(data)
+    length = max(1, min(_LENGTH, _LENGTH_ROWS // (_M * batch_size)))
+    offset = jnp.asarray(reference.mean, jnp.result_type(float))
+    blocks = jax.jit(_blocks(estimator, flat, batch_size, length))
+
+    def run(start, count):
+        design = crossed_batches(jax.random.fold_in(key, start), length, _M, _K, N, batch_size)
+        outputs = blocks(design, params, data, state, offset, count)
+        return [np.asarray(output, np.float64) for output in jax.block_until_ready(outputs)]
+
+    run(0, 0)  # compiles
+    tables, total, squares = [], np.zeros(flat.size), np.zeros(flat.size)
+    began, done, count = time.monotonic(), 0, 1
+    while done < _LEAST or (done < _MOST and time.monotonic() - began < seconds):
+        table, moved, moved_squared = run(done, count)
+        tables.append(table[:count])
+        total, squares, done = total + moved, squares + moved_squared, done + count
+        pace = int(_VISIT * done / max(time.monotonic() - began, 1e-9))
+        count = max(1, min(length, pace))
+    return _summary(np.concatenate(tables), total, squares, reference, flat)
+
+
+def _blocks(estimator: Estimator, flat: _leaves.Flattener, batch_size: int, length: int):
+    """A function that runs the first `count` blocks of a design.
+
+    It returns a table `[length, leaves + 1, 3]` of (points, draws, interaction) for each leaf and
+    for the norm, and the sums `[P]` over blocks of (block mean − offset) and of its square.
+    """
+    most = max(1, _WIDTH_NUMBERS // (batch_size * flat.size))
+    width = max(w for w in (1, 2, 4, 8, 16) if w <= most)
+
+    def run(design, params, data, state, offset, count):
+        def gradients(indices, keys):
+            def one(pair):
+                m, k = pair
+                batch = jax.tree.map(lambda y: y[indices[m]], data)
+                return flat.flatten(estimator.estimate(keys[k], params, batch, state)[0])
+
+            pairs = jnp.divmod(jnp.arange(_M * _K), _K)
+            return lax.map(one, pairs, batch_size=width).reshape(_M, _K, -1)
+
+        def body(i, carried):
+            table, total, squares = carried
+            G = gradients(*(part[i] for part in design))
+            moved = G.mean((0, 1)) - offset
+            return table.at[i].set(_crossed(G, flat.sizes)), total + moved, squares + moved**2
+
+        zeros = jnp.zeros_like(offset)
+        table = jnp.zeros((length, len(flat.sizes) + 1, 3), offset.dtype)
+        return lax.fori_loop(0, count, body, (table, zeros, zeros))
+
+    return run
+
+
+def _crossed(G: Float[Array, "M K P"], sizes: tuple[int, ...]) -> Float[Array, "leaves_and_norm 3"]:
+    """Unbiased (points, draws, interaction) of each leaf, and of the norm, from one block."""
+    norm = jnp.sqrt((G**2).sum(-1, keepdims=True))
+    G = jnp.concatenate([G, norm], axis=-1)
+    g = G - G.mean((0, 1))
+    by_batch, by_key = g.mean(1, keepdims=True), g.mean(0, keepdims=True)
+    rest = g - by_batch - by_key
+    # Mean squares of the two-way table, and what their expectations say about each part.
+    points = _K * (by_batch**2).sum((0, 1)) / (_M - 1)
+    draws = _M * (by_key**2).sum((0, 1)) / (_K - 1)
+    interaction = (rest**2).sum((0, 1)) / ((_M - 1) * (_K - 1))
+    parts = [(points - interaction) / _K, (draws - interaction) / _M, interaction]
+    ends = np.cumsum(sizes)
+    return jnp.stack([jnp.stack([s.sum() for s in jnp.split(p, ends)]) for p in parts], axis=-1)
+
+
+def _summary(table, total, squares, reference: Reference, flat: _leaves.Flattener) -> Noisiness:
+    R = len(table)
+    moved = total / R
+    variance = np.maximum(squares / R - moved**2, 0.0) / (R - 1)
+    mean = reference.mean + moved
+    return Noisiness(
+        parts=parts_estimate(table[:, :-1].sum(1)),
+        leaves={name: parts_estimate(table[:, i]) for i, name in enumerate(flat.names)},
+        norm_variance=parts_estimate(table[:, -1]).total,
+        squared_mean=float(max((mean**2).sum() - variance.sum(), 0.0)),
+        bias_z=_bias_z(moved, np.sqrt(variance), mean, reference, R),
+        evaluations=R * _M * _K,
+    )
+
+
+def _bias_z(moved, standard_error, mean, reference: Reference, R: int) -> float:
+    """The largest |z| of all entries, as one z-score: corrected for having looked at P of them."""
+    rounding = 1e-5 * (np.abs(mean) + np.sqrt((mean**2).mean()) / 100) + np.finfo(float).tiny
+    error = np.sqrt(standard_error**2 + reference.standard_error**2 + rounding**2)
+    freedom = min(R, reference.passes) - 1 if reference.standard_error.any() else R - 1
+    worst = float(np.max(np.abs(moved) / error))
+    tail = 2 * len(moved) * special.stdtr(freedom, -worst)
+    return float(-special.ndtri(np.clip(tail, 1e-300, 1.0) / 2))

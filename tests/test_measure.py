@@ -1,0 +1,247 @@
+"""Measurements against answers known in closed form."""
+
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import quell
+from quell._measure import _variance, ceilings, default_bases, full_gradient, measure, noisiness
+from quell._objective import Objective
+from quell.estimators import Estimator, monte_carlo
+
+N, B = 12, 3
+
+
+def linear_loss(params, noise, example):
+    """Gradient a + bε for one leaf and cε for the other: every part is known."""
+    slope = params["slope"] * (example["a"] + example["b"] * noise[0])
+    return slope + (params["other"] * example["c"] * noise[1]).sum()
+
+
+@pytest.fixture
+def toy(key):
+    a_key, b_key, c_key = jax.random.split(key, 3)
+    data = {
+        "a": 3.0 + jax.random.normal(a_key, (N,)),
+        "b": 0.7 + jax.random.normal(b_key, (N,)),
+        "c": jax.random.normal(c_key, (N, 2)),
+    }
+    params = {"slope": jnp.ones(()), "other": jnp.ones(2)}
+    return Objective(linear_loss, quell.normal(2), N), params, data
+
+
+def analytic(data):
+    """(points, draws, interaction) of both leaves, for batches without replacement."""
+    a, b, c = (np.asarray(data[name], float) for name in "abc")
+    points = N**2 / B * (1 - B / N) * a.var(ddof=1)
+    scale = N**2 / B
+    return {
+        "slope": (points, scale * b.mean() ** 2, scale * b.var()),
+        "other": (0.0, scale * (c.mean(0) ** 2).sum(), scale * c.var(0).sum()),
+    }
+
+
+def assert_matches(estimate, truth, scale):
+    """Within four standard errors, and precise enough for that to mean something."""
+    assert estimate.standard_error < 0.03 * scale
+    assert abs(estimate.value - truth) < 4 * estimate.standard_error + 1e-5 * scale
+
+
+def noise_of(key, objective, estimator, params, data, batch_size=B, state=(), seconds=0.3):
+    """The part of a measurement that most tests are about."""
+    reference_key, noise_key = jax.random.split(key)
+    reference = full_gradient(reference_key, objective, params, data, seconds=0.1)
+    return noisiness(
+        noise_key,
+        estimator(objective),
+        params,
+        data,
+        batch_size=batch_size,
+        state=state,
+        reference=reference,
+        seconds=seconds,
+    )
+
+
+def biased(objective):
+    """Plain, with a tenth too much of one leaf."""
+    plain = monte_carlo()(objective)
+
+    def estimate(key, params, batch, state):
+        gradient, value, state = plain.estimate(key, params, batch, state)
+        return {**gradient, "slope": gradient["slope"] * 1.1}, value, state
+
+    return Estimator(plain.init, estimate)
+
+
+def counting(objective):
+    """Plain, plus fifty times the number of steps taken."""
+    plain = monte_carlo()(objective)
+
+    def estimate(key, params, batch, steps):
+        gradient, value, _ = plain.estimate(key, params, batch, ())
+        return {**gradient, "slope": gradient["slope"] + 50.0 * steps}, value, steps + 1
+
+    return Estimator(lambda key, params, batch: jnp.zeros(()), estimate)
+
+
+def test_parts_match_the_analytic_decomposition(key, toy):
+    objective, params, data = toy
+    found = noise_of(key, objective, monte_carlo(), params, data)
+    truth = analytic(data)
+    for leaf, (points, draws, interaction) in truth.items():
+        parts, total = found.leaves[leaf], points + draws + interaction
+        assert_matches(parts.points, points, total)
+        assert_matches(parts.draws, draws, total)
+        assert_matches(parts.interaction, interaction, total)
+        assert_matches(parts.draws_given_points, draws + interaction, total)
+        assert_matches(parts.total, total, total)
+    everything = np.sum([sum(parts) for parts in truth.values()])
+    assert_matches(found.parts.total, everything, everything)
+    assert found.squared_mean == pytest.approx((N * float(data["a"].mean())) ** 2, rel=0.1)
+    assert abs(found.bias_z) < 4
+
+
+def test_parts_add_up_to_the_variance_of_independent_gradients(key, toy):
+    objective, params, data = toy
+    found = noise_of(key, objective, monte_carlo(2), params, data).parts
+    assert sum(part.value for part in found[1:4]) == pytest.approx(found.total.value, rel=1e-9)
+
+    @jax.vmap
+    def gradient(key):
+        row_key, noise_key = jax.random.split(key)
+        rows = jax.random.choice(row_key, N, (B,), replace=False)
+        batch = jax.tree.map(lambda y: y[rows], data)
+        noise = objective.sample_noise(noise_key, B, samples=2)
+        return jnp.hstack(jax.tree.leaves(objective.gradient(params, noise, batch)))
+
+    direct = np.asarray(gradient(jax.random.split(key, 20_000)), float).var(0, ddof=1).sum()
+    assert direct == pytest.approx(found.total.value, rel=0.05)
+
+
+def test_a_shared_draw_is_all_main_effect_and_interaction(key, toy):
+    objective, params, data = toy
+    found = noise_of(key, objective, monte_carlo(shared=True), params, data).leaves["slope"]
+    b = np.asarray(data["b"], float)
+    # One ε for the batch: its main effect no longer averages out over the examples.
+    draws = (N * b.mean()) ** 2
+    interaction = N**2 / B * (1 - B / N) * b.var(ddof=1)
+    assert_matches(found.draws, draws, found.total.value)
+    assert_matches(found.interaction, interaction, found.total.value)
+
+
+def test_the_whole_data_as_batch_has_no_noise_from_points(key, toy):
+    objective, params, data = toy
+    found = noise_of(key, objective, monte_carlo(), params, data, batch_size=N).parts
+    assert abs(found.points.value) < 4 * found.points.standard_error
+    assert found.points.standard_error < 0.05 * found.total.value
+
+
+def test_variance_of_the_norm_equals_the_variance_when_the_sign_is_fixed(key, toy):
+    objective, params, data = toy
+    data = {**data, "a": data["a"] + 100.0, "c": jnp.zeros_like(data["c"])}
+    found = noise_of(key, objective, monte_carlo(), params, data)
+    assert found.norm_variance.value == pytest.approx(found.parts.total.value, rel=1e-3)
+
+
+def test_a_small_bias_is_flagged(key, toy):
+    objective, params, data = toy
+    assert noise_of(key, objective, biased, params, data).bias_z > 4
+
+
+def test_the_state_is_frozen(key, toy):
+    objective, params, data = toy
+    found = noise_of(key, objective, counting, params, data, state=jnp.full((), 7.0))
+    truth = sum(sum(parts) for parts in analytic(data).values())
+    assert_matches(found.parts.total, truth, truth)
+    signal = N * float(data["a"].mean()) + 350.0
+    assert found.squared_mean == pytest.approx(signal**2, rel=0.1)
+
+
+def test_ceilings_are_those_of_the_noise_expansion(key):
+    def loss(params, noise, example):
+        # ε₁, ε₁² and ε₁ε₂ are uncorrelated, with variances 1, 2/4 and 1.
+        return params * example["y"] * (noise[0] + noise[0] ** 2 / 2 + noise[0] * noise[1])
+
+    data = {"y": 1.0 + jnp.arange(5.0)}
+    objective = Objective(loss, quell.normal(2), 5)
+    bases = default_bases(objective.noise)
+    found = ceilings(key, objective, jnp.ones(()), data, bases=bases, seconds=0.5)
+    linear, quadratic, cross = found.values()
+    assert linear.value == pytest.approx(1.5 / 2.5, abs=4 * linear.standard_error)
+    assert quadratic.value == pytest.approx(1.0 / 2.5, abs=4 * quadratic.standard_error)
+    assert linear.standard_error < 0.05
+    assert 0 <= cross.value < 1e-6
+
+
+def test_a_basis_that_does_not_fit_is_not_available(key):
+    objective = Objective(lambda p, e, y: p * e[0] * y["y"], quell.laplace(1), 4)
+    bases = {"hermite": quell.bases.hermite(2), "linear": quell.bases.linear()}
+    data = {"y": jnp.ones(4)}
+    found = ceilings(key, objective, jnp.ones(()), data, bases=bases, seconds=0.05)
+    assert found["hermite"].startswith("not available: basis: expected a basis for the noise")
+    assert found["linear"].value < 1e-6
+
+
+def test_a_gradient_without_noise_is_no_trouble(key):
+    objective = Objective(lambda p, e, y: p**2 * y["y"], quell.normal(1), 4)
+    found = noise_of(key, objective, monte_carlo(), jnp.ones(()), {"y": jnp.ones(4)}, batch_size=2)
+    assert found.parts.total.value == 0
+    assert found.bias_z < 4
+
+
+def test_the_budget_ends_the_measurement(key, toy, monkeypatch):
+    objective, params, data = toy
+    clock = itertools.count()
+    monkeypatch.setattr(_variance.time, "monotonic", lambda: float(next(clock)))
+    hasty = noise_of(key, objective, monte_carlo(), params, data, seconds=1.0)
+    assert hasty.evaluations == 16 * _variance._LEAST
+
+
+def test_a_measurement_prints_plots_and_saves(key, toy, tmp_path):
+    objective, params, data = toy
+    found = measure(key, objective, counting, params, data, batch_size=B, warm_up=7, seconds=0.5)
+    # The default state has learned for seven steps, and was then frozen.
+    truth = sum(sum(parts) for parts in analytic(data).values())
+    assert_matches(found.parts.total, truth, truth)
+    signal = N * float(data["a"].mean()) + 350.0
+    assert found.signal_to_noise == pytest.approx(signal**2 / truth, rel=0.1)
+    assert found.seconds_per_step > 0
+    assert found.ceilings["linear"].value < 1e-5
+
+    text = str(found)
+    for word in ("points", "draws", "interaction", "slope", "z-score", "time per step", "linear"):
+        assert word in text
+    found.save(tmp_path / "found.json")
+    loaded = json.loads((tmp_path / "found.json").read_text())
+    assert loaded["parts"]["total"]["value"] == found.parts.total.value
+    assert loaded["leaves"]["other"]["draws"]["high"] == found.leaves["other"].draws.high
+    found.plot(tmp_path / "found.png")
+    assert (tmp_path / "found.png").stat().st_size > 1000
+    itself = found.ratio_to(found)
+    assert itself.total.value == itself.norm_variance.value == 1.0
+    assert itself.draws_given_points.low < 1.0 < itself.draws_given_points.high
+
+
+def test_more_draws_divide_the_draws_and_leave_the_points(key, toy):
+    objective, params, data = toy
+    one = noise_of(key, objective, monte_carlo(1), params, data)
+    four = noise_of(key, objective, monte_carlo(4), params, data)
+    draws = four.parts.draws_given_points.value / one.parts.draws_given_points.value
+    assert draws == pytest.approx(0.25, abs=0.03)
+    assert four.parts.points.value == pytest.approx(one.parts.points.value, rel=0.1)
+
+
+def test_bad_arguments_are_refused(key, toy):
+    objective, params, data = toy
+    arguments = (key, objective, monte_carlo(), params, data)
+    with pytest.raises(ValueError, match="batch_size"):
+        measure(*arguments, batch_size=N + 1)
+    with pytest.raises(ValueError, match="seconds"):
+        measure(*arguments, batch_size=B, seconds=0.0)
+    with pytest.raises(ValueError, match="num_data"):
+        measure(key, objective._replace(num_data=5), *arguments[2:], batch_size=B)
