@@ -2,10 +2,16 @@
 
 from quell.estimators._controlled import controlled as controlled
 from quell.estimators._ensemble import ensemble as ensemble
+from quell.estimators._joint import joint as joint
+from quell.estimators._learned_surrogate import learned_surrogate as learned_surrogate
 from quell.estimators._pooling import Pooling as Pooling
 from quell.estimators._pooling import per_entry as per_entry
 from quell.estimators._pooling import per_leaf as per_leaf
 from quell.estimators._pooling import together as together
+from quell.estimators._quadratic import Quadratic as Quadratic
+from quell.estimators._quadratic import minus_quadratic as minus_quadratic
+from quell.estimators._quadratic import second_order as second_order
+from quell.estimators._quadratic import surrogate as surrogate
 from quell.estimators._sampling import Sampling as Sampling
 from quell.estimators._sampling import antithetic as antithetic
 from quell.estimators._sampling import monte_carlo as monte_carlo
