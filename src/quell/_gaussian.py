@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
@@ -120,8 +121,9 @@ def log_diagonal(scale: Float[Array, " t"], d: int) -> Float[Array, " d"]:
 
 def packed_identity(d: int, scale: float) -> Float[Array, " t"]:
     """The packed form of L = scale I."""
-    position = _square(jnp.arange(d * (d + 1) // 2), d).diagonal()
-    return jnp.zeros(d * (d + 1) // 2).at[position].set(math.log(scale))
+    packed, entries = np.zeros(d * (d + 1) // 2), np.arange(d * (d + 1) // 2)
+    packed[np.concatenate([entries[d:], entries[::-1]]).reshape(d, d).diagonal()] = math.log(scale)
+    return jnp.asarray(packed, float)
 
 
 def _square(scale: Float[Array, " t"], d: int) -> Float[Array, "d d"]:

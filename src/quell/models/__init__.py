@@ -6,5 +6,10 @@ from quell._gaussian import mean_field as mean_field
 from quell.models._deep_gp import Hyperparameters as Hyperparameters
 from quell.models._deep_gp import deep_gp as deep_gp
 from quell.models._logistic import logistic_regression as logistic_regression
+from quell.models._neural_network import Likelihood as Likelihood
+from quell.models._neural_network import bayesian_neural_network as bayesian_neural_network
+from quell.models._neural_network import categorical as categorical
+from quell.models._neural_network import gaussian as gaussian
 from quell.models._types import Model as Model
 from quell.models._types import Prediction as Prediction
+from quell.models._vae import vae as vae

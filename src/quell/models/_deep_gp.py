@@ -160,10 +160,11 @@ def _mean_weights(x: np.ndarray, outputs: int) -> np.ndarray:
 def _centroids(key: Key[Array, ""], x: np.ndarray, M: int) -> np.ndarray:
     """k-means centroids `[M, d]`, started from M distinct rows."""
     distinct = np.unique(x, axis=0)
-    rows = jax.random.choice(key, len(distinct), (M,), replace=False)
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    start = distinct[rng.choice(len(distinct), M, replace=False)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an emptied cluster keeps its centroid
-        return kmeans2(x, distinct[np.asarray(rows)], minit="matrix", iter=50)[0]
+        return kmeans2(x, start, minit="matrix", iter=50)[0]
 
 
 def _check_inputs(x_train: ArrayLike, num_inducing: int) -> np.ndarray:
