@@ -241,15 +241,29 @@ def test_progress_is_told_and_closed(key):
     assert closed == [True]
 
 
-def test_the_bar_is_drawn_by_rich_and_only_on_a_terminal(capsys, monkeypatch):
+def test_the_bar_is_drawn_by_rich_when_it_is_worth_it(capsys, monkeypatch):
     monkeypatch.setattr(_progress, "_PATIENCE", 0.0)
-    bar = _progress.rich_bar(200)
-    bar.update(100, 1.25)
-    bar.close()
+    short = _progress.rich_bar(200)
+    short.update(1, 1.5)
+    short.update(100, 1.25)
+    short.close()
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(_progress, "_WORTHWHILE", 0.0)
+    long = _progress.rich_bar(200)
+    long.update(1, 1.5)
+    long.update(100, 1.25)
+    long.close()
     drawn = capsys.readouterr().err
     assert "100/200" in drawn
     assert "1.25" in drawn
-    bar = _progress.automatic(200)
-    bar.update(100, 1.25)
-    bar.close()
-    assert capsys.readouterr().err == ""
+
+
+def test_there_is_no_bar_without_a_terminal(monkeypatch):
+    def refuse(num_steps):
+        raise AssertionError("a bar was made")
+
+    monkeypatch.setattr(_progress, "rich_bar", refuse)
+    _progress.automatic(10).update(1, 0.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with pytest.raises(AssertionError, match="a bar was made"):
+        _progress.automatic(10)

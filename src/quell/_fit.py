@@ -24,7 +24,7 @@ from quell.estimators import Estimator, controlled, monte_carlo
 
 _CHUNK_LEAST = 64  # below this, a shorter chunk would save nothing
 _CHUNK_STEPS = 1024  # the most steps between visits to the host
-_CHUNK_ROWS = 2**17  # the most indices computed at once
+_CHUNK_BYTES = 2**24  # the most data gathered at once
 _CHUNK_SECONDS = 0.5  # how long the host may be left without news
 
 
@@ -138,7 +138,7 @@ def fit(
         batches,
         tuple((monitors or {}).items()),
         batch_size=batch_size,
-        length=_chunk_length(batch_size, [num_steps, *every]),
+        length=_chunk_length(data, batch_size, [num_steps, *every]),
         monitor_every=monitor_every,
         seeds=bool(key.shape),
     )
@@ -210,10 +210,11 @@ def _run(
     return carried
 
 
-def _chunk_length(batch_size: int, needed: list[int]) -> int:
+def _chunk_length(data: PyTree[Array], batch_size: int, needed: list[int]) -> int:
     """The most steps of a chunk: a power of two, so that few lengths are ever compiled."""
+    row_bytes = sum(leaf.nbytes // leaf.shape[0] for leaf in jax.tree.leaves(data))
     wanted = max(_CHUNK_LEAST, min(_CHUNK_STEPS, *needed))
-    most = max(1, min(wanted, _CHUNK_ROWS // batch_size))
+    most = max(1, min(wanted, _CHUNK_BYTES // (batch_size * (row_bytes + 4))))
     return 1 << (most - 1).bit_length()
 
 

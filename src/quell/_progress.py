@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-_PATIENCE = 0.5  # seconds before a bar appears: short runs need none
-_INTERVAL = 0.1  # seconds between redrawings
+_PATIENCE = 0.5  # seconds before a bar may appear
+_WORTHWHILE = 3.0  # seconds that must remain, so that drawing it costs little of the run
+_INTERVAL = 0.25  # seconds between drawings, at the least
+_SHARE = 0.005  # of the time that drawing may take
 
 
 class Progress(NamedTuple):
@@ -29,9 +31,9 @@ def silent(num_steps: int) -> Progress:
 
 
 def rich_bar(num_steps: int) -> Progress:
-    """A bar drawn by rich on standard error, from half a second into the run."""
-    began = time.monotonic()
-    drawn = 0.0
+    """A bar drawn by rich on standard error, once a run proves long enough to want one."""
+    began: tuple[float, int] | None = None  # when the first steps were done, and how many
+    due = 0.0  # when to draw next
     bar: Any = None
     task: Any = None
 
@@ -50,15 +52,22 @@ def rich_bar(num_steps: int) -> Progress:
         opened.start()
         return opened, opened.add_task("fit", total=num_steps, objective=float("nan"))
 
+    def worthwhile(elapsed, done, step):
+        return elapsed >= _PATIENCE and elapsed * (num_steps - step) >= _WORTHWHILE * done
+
     def update(step, objective):
-        nonlocal bar, task, drawn
+        nonlocal began, bar, task, due
         now = time.monotonic()
-        if now - began < _PATIENCE or now - drawn < _INTERVAL:
+        if began is None:
+            began = (now, step) if step else None  # not before compilation is over
             return
-        if bar is None:
+        if bar is None and worthwhile(now - began[0], step - began[1], step):
             bar, task = open_bar()
-        bar.update(task, completed=step, objective=objective, refresh=True)
-        drawn = now
+        if bar is not None and (now >= due or step == num_steps):
+            before = time.monotonic()
+            bar.update(task, completed=step, objective=objective, refresh=True)
+            after = time.monotonic()
+            due = after + max(_INTERVAL, (after - before) / _SHARE)
 
     def close():
         if bar is not None:
