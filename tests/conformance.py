@@ -34,6 +34,7 @@ COEFFICIENTS = {
     "recognition_network": lambda: coefficients.recognition_network((4, 3), optax.adam(0.1)),
     "running_average": lambda: coefficients.running_average(0.9),
     "fixed": lambda: coefficients.fixed(0.7),
+    "least_squares": lambda: coefficients.least_squares(quell.contexts.standardised(), every=1),
 }
 
 CRITERIA = {

@@ -1,0 +1,193 @@
+"""Coefficient models: what they learn, how they start, networks from other libraries, refusals."""
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from _exact import SAME32, SAME64, max_error
+
+import quell
+from quell import bases, coefficients, criteria
+from quell.coefficients import Sizes
+
+ADAM = optax.adam(0.05)
+
+
+def sizes(basis=2, leaves=(3,), context=None):
+    return Sizes(basis=basis, leaves=leaves, context=context, dtype=jnp.float32)
+
+
+def steps(key, model, criterion, target, num_steps=300, B=5, context_width=1):
+    """Learn from random batches of `target(eps, y)`; the last Ĝ, G̃ and state."""
+    noise = quell.normal(1)
+    spec = jax.ShapeDtypeStruct((1, context_width), float)
+    control = quell.control_variate(
+        bases.linear(), model, criterion, noise=noise, context=spec, key=key
+    )
+
+    def step(state, key):
+        y_key, noise_key = jax.random.split(key)
+        y = jax.random.uniform(y_key, (B, context_width), minval=-1.0)
+        draws = noise.sample(noise_key, (1, B))
+        rows = target(draws[0], y)
+        gradient = rows.mean(0)
+        controlled, state = control.update(
+            gradient, state, noise=draws, context=y, per_example=rows
+        )
+        return state, (gradient, controlled)
+
+    start = control.init(jnp.ones(2))
+    state, (plain, controlled) = jax.jit(
+        lambda s: jax.lax.scan(step, s, jax.random.split(key, num_steps))
+    )(start)
+    return plain, controlled, state
+
+
+def constant_slope(eps, y):
+    return jnp.concatenate([3 * eps + 1, -eps], axis=1)
+
+
+def slope_of_context(eps, y):
+    return jnp.concatenate([3 * eps * y[:, :1], eps * jnp.abs(y[:, :1]) + 2], axis=1)
+
+
+def test_the_running_average_is_the_empirical_covariance_over_the_variance(x64, key):
+    """With no forgetting, against numpy on the whole history."""
+    rng = np.random.default_rng(0)
+    w, g = rng.normal(size=(50, 4, 2)), rng.normal(size=(50, 4, 3))
+    model = coefficients.running_average(decay=1.0)
+    state = model.init(None, Sizes(basis=2, leaves=(3,), context=None, dtype=jnp.float64))
+    learn = jax.jit(lambda s, w, g: model.learn(s, criteria.partial_gradients, evidence(w, g)))
+    for step in range(50):
+        state = learn(state, w[step], g[step])
+    means = np.cumsum(g.mean(1), axis=0) / np.arange(1, 51)[:, None]
+    covariance = np.einsum("tbd,tbp->dp", w, g - means[:, None]) / 4
+    expected = covariance / (w**2).sum((0, 1))[:, None] * 4
+    assert max_error(model.predict(state, jnp.eye(2)), expected) < SAME64
+
+
+def evidence(w, g):
+    return quell._features.Evidence(
+        w=w, context=None, total=g.mean(0), rows=g, leaves=(3,), points=False, shared=False
+    )
+
+
+@pytest.mark.parametrize("criterion", ["partial_gradients", "gradient_sum", "squared_difference"])
+@pytest.mark.parametrize(
+    "model",
+    [coefficients.context_free(ADAM), coefficients.running_average(0.99)],
+    ids=["context_free", "running_average"],
+)
+def test_context_free_models_learn_a_constant_slope(key, model, criterion):
+    plain, controlled, _ = steps(key, model, getattr(criteria, criterion), constant_slope, 600)
+    assert controlled[-200:].var(0).sum() < 0.2 * plain[-200:].var(0).sum()
+
+
+def flax_trunk():
+    class Trunk(nn.Module):
+        @nn.compact
+        def __call__(self, y):
+            return nn.relu(nn.Dense(16)(y))
+
+    return Trunk()
+
+
+def equinox_trunk():
+    return eqx.nn.MLP(1, 16, 16, 1, final_activation=jax.nn.relu, key=jax.random.key(0))
+
+
+def pair():
+    def init(key, y):
+        return jax.random.normal(key, (y.shape[1], 16))
+
+    return init, lambda w, y: jnp.sin(y @ w)
+
+
+@pytest.mark.parametrize(
+    "network", [None, flax_trunk, equinox_trunk, pair], ids=["own", "flax", "equinox", "pair"]
+)
+def test_networks_learn_a_slope_that_depends_on_the_context(key, network):
+    model = coefficients.recognition_network(
+        (16,), ADAM, network=None if network is None else network()
+    )
+    plain, controlled, state = steps(key, model, criteria.partial_gradients, slope_of_context, 800)
+    assert controlled[-200:].var(0).sum() < 0.2 * plain[-200:].var(0).sum()
+    assert state.skipped == 0
+
+
+def test_the_last_layer_starts_as_xavier_would_for_all_outputs(key):
+    """Within ±√(6 / (H + P·D)) and filling it; the trunk's layers likewise, biases zero."""
+    model = coefficients.recognition_network((40, 30))
+    weights = model.init(key, sizes(basis=7, leaves=(5, 6), context=jnp.ones((1, 3)))).weights
+    assert weights.theta.shape == (7 * 31, 11)
+    for values, fan_in, fan_out in [
+        (weights.theta, 31, 77),
+        (weights.trunk[0]["kernel"], 3, 40),
+        (weights.trunk[1]["kernel"], 40, 30),
+    ]:
+        bound = (6 / (fan_in + fan_out)) ** 0.5
+        assert 0.9 * bound < jnp.abs(values).max() <= bound
+    assert not any(layer["bias"].any() for layer in weights.trunk)
+
+
+def test_nothing_is_corrected_before_anything_was_seen(key):
+    for model in (coefficients.context_free(ADAM), coefficients.recognition_network((4,), ADAM)):
+        plain, controlled, _ = steps(key, model, criteria.gradient_sum, slope_of_context, 1)
+        assert max_error(controlled, plain) == 0.0
+
+
+def test_seeds_differ_and_repeat(key):
+    model, context = coefficients.recognition_network((4,)), jnp.ones((1, 3))
+    one, two = jax.random.split(key)
+    first = model.init(one, sizes(context=context)).weights.theta
+    assert max_error(first, model.init(one, sizes(context=context)).weights.theta) == 0.0
+    assert max_error(first, model.init(two, sizes(context=context)).weights.theta) > 1e-2
+
+
+def test_a_context_may_be_a_pytree(key):
+    model = coefficients.recognition_network((4,))
+    context = {"x": jnp.ones((5, 2)), "label": jnp.arange(5)}
+    state = model.init(key, sizes(context=context))
+    h = model.context_features(state, context, 5)
+    assert h.shape == (5, 5)
+    flat = jnp.concatenate([jnp.arange(5.0)[:, None], jnp.ones((5, 2))], axis=1)
+    assert max_error(h, model.context_features(state, flat, 5)) < SAME32
+
+
+def test_fixed_coefficients_take_a_number_or_an_array():
+    array = jnp.arange(6.0).reshape(2, 3)
+    for value in (0.5, array):
+        model = coefficients.fixed(value)
+        theta = model.predict(model.init(None, sizes()), jnp.eye(2))
+        assert max_error(theta, jnp.broadcast_to(value, (2, 3))) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: coefficients.fixed(jnp.ones(4)).init(None, sizes()),
+            ["value", "(2, 3)", "(4,)", "Rows"],
+        ),
+        (lambda: coefficients.running_average(0.0), ["decay", "(0, 1]", "0.0", "0.99"]),
+        (lambda: coefficients.running_average(1.5), ["decay", "1.5"]),
+        (lambda: coefficients.recognition_network(()), ["hidden", "at least one layer", "()"]),
+        (lambda: coefficients.recognition_network((8, 0)), ["hidden", "(8, 0)"]),
+        (
+            lambda: coefficients.recognition_network(network=3),
+            ["network", "pair", "Flax", "Equinox", "int"],
+        ),
+        (
+            lambda: coefficients.recognition_network((3,)).init(jax.random.key(0), sizes()),
+            ["context", "None", "context_free"],
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_advice(make, words):
+    with pytest.raises(ValueError, match=words[0]) as error:
+        make()
+    for word in words:
+        assert word in str(error.value)

@@ -1,0 +1,480 @@
+"""The transformation: the contraction, zero-variance cases, optax, odd batches, refusals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from _exact import EXACT, SAME32, SAME64, expectation, max_error, nodes
+from conformance import (
+    BATCH,
+    contexts,
+    control_for,
+    controlled_gradient,
+    problem,
+    take,
+    trace_counting_step,
+)
+
+import quell
+from quell import bases, coefficients, criteria
+
+SGD = optax.sgd(0.1)
+
+
+def linear_control(noise, **kwargs):
+    return quell.control_variate(
+        bases.linear(), coefficients.context_free(optax.adam(0.1)), noise=noise, **kwargs
+    )
+
+
+# The correction
+
+
+def dense_correction(state, w, y):
+    """1/|B| Σ_b c_bᵀ w_b as the paper writes it: the network's outputs c `[B, P, D]` formed."""
+    weights, targets = state.coefficients.weights, state.coefficients.targets
+    h = y
+    for layer in weights.trunk:
+        h = jax.nn.relu(h @ layer["kernel"] + layer["bias"])
+    h = jnp.concatenate([h, jnp.ones((len(y), 1))], axis=1)
+    D, P = w.shape[1], weights.theta.shape[1]
+    c = jnp.einsum("bh,dhp->bpd", h, weights.theta.reshape(D, -1, P))
+    scale = jnp.sqrt(targets.square / targets.weight)
+    return jnp.einsum("bpd,bd->p", c, w) / len(y) * scale
+
+
+def correction_against_dense(key, tolerance):
+    objective, params, data = problem(key)
+    model = coefficients.recognition_network((5, 4), optax.adam(0.05))
+    control = control_for(
+        key, objective, data, bases.polynomial(2), model, criteria.squared_difference
+    )
+    step, _ = trace_counting_step(objective, control)
+    state = control.init(params)
+    for k in jax.random.split(key, 4):
+        batch, noise = take(data, slice(0, 3)), objective.sample_noise(k, 3)
+        gradient, before = objective.gradient(params, noise, batch), state
+        controlled, state = step(params, state, noise, batch)
+    w = jnp.concatenate([noise[0], noise[0] ** 2 - 1], axis=1)
+    dense = dense_correction(before, w, contexts(batch))
+    ours = jnp.concatenate([gradient[leaf] - controlled[leaf] for leaf in ("mean", "scale")])
+    size = jnp.abs(jnp.concatenate([gradient["mean"], gradient["scale"]])).max()
+    assert max_error(ours / size, dense / size) < tolerance
+    assert jnp.abs(dense).max() > 1e-3
+
+
+def test_the_correction_is_that_of_the_dense_formula(key):
+    correction_against_dense(key, SAME32)
+    with jax.enable_x64(True):
+        correction_against_dense(key, SAME64)
+
+
+def test_nothing_of_size_batch_times_parameters_times_basis_is_formed(key):
+    """No array in the compiled step has as many entries as the coefficients c `[B, P, D]`."""
+    B, P, D = 30, 70, 11
+    objective = quell.Objective(lambda p, e, y: (p * e.sum()).sum() * y[0], quell.normal(D), B)
+    batch, params = jnp.ones((B, 1)), jnp.ones(P)
+    control = quell.control_variate(
+        bases.linear(),
+        coefficients.recognition_network((8,)),
+        noise=objective.noise,
+        context=batch,
+        key=key,
+    )
+
+    def step(state, noise):
+        gradient = objective.gradient(params, noise, batch)
+        return control.update(gradient, state, params, noise=noise, context=batch)
+
+    noise = objective.sample_noise(key, B)
+    jaxpr = jax.make_jaxpr(step)(control.init(params), noise)
+    assert max(largest_arrays(jaxpr.jaxpr)) < B * P * D
+
+
+def largest_arrays(jaxpr):
+    for equation in jaxpr.eqns:
+        for variable in equation.outvars:
+            yield variable.aval.size
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else [value]:
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from largest_arrays(inner)
+
+
+# Zero-variance cases
+
+
+def variance_ratio(key, objective, control, params, data, steps, batch_size=5):
+    """Total variance of G̃ over that of Ĝ, on fresh draws of fixed batches, after learning."""
+    train_key, test_key = jax.random.split(key)
+
+    def draw(key):
+        row_key, noise_key = jax.random.split(key)
+        rows = jax.random.randint(row_key, (batch_size,), 0, len(data["y"]))
+        return take(data, rows), objective.sample_noise(noise_key, batch_size)
+
+    def learn(state, key):
+        batch, noise = draw(key)
+        return controlled_gradient(objective, control, params, state, noise, batch)[2], None
+
+    def apply(state, key):
+        batch, _ = draw(key)
+
+        def one(key):
+            noise = objective.sample_noise(key, batch_size)
+            return controlled_gradient(objective, control, params, state, noise, batch)[:2]
+
+        plain, controlled = jax.vmap(one)(jax.random.split(key, 50))
+        return plain["a"].var(0).sum(), controlled["a"].var(0).sum()
+
+    @jax.jit
+    def run(state):
+        state, _ = jax.lax.scan(learn, state, jax.random.split(train_key, steps))
+        return jax.vmap(lambda k: apply(state, k))(jax.random.split(test_key, 20))
+
+    plain, controlled = run(control.init(params))
+    return float(controlled.sum() / plain.sum())
+
+
+def polynomial_problem(order, context_dependent=False):
+    """∂loss/∂a = slope(y)·ε + curvature·ε² + constant: of the given order in the noise."""
+
+    def loss(params, noise, example):
+        slope = example["x"].sum() if context_dependent else 2.0
+        value = slope * noise + 3.0
+        if order == 2:
+            value = value + 0.7 * noise**2
+        return params["a"] @ value
+
+    y = jnp.asarray(np.linspace(-1.0, 1.0, 40))
+    data = {"x": y[:, None], "y": y}
+    return quell.Objective(loss, quell.normal(2), 40), {"a": jnp.ones(2)}, data
+
+
+FADING = optax.adam(optax.exponential_decay(0.1, 100, 0.5))
+SLOWLY_FADING = optax.adam(optax.exponential_decay(0.05, 1500, 0.5))
+
+
+@pytest.mark.parametrize("criterion", [criteria.partial_gradients, criteria.squared_difference])
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_polynomial_gradient_is_controlled_to_variance_zero(x64, key, order, criterion):
+    objective, params, data = polynomial_problem(order)
+    model = coefficients.context_free(SLOWLY_FADING, decay=1.0)
+    control = control_for(key, objective, data, bases.polynomial(order), model, criterion)
+    assert variance_ratio(key, objective, control, params, data, 20_000) < 1e-6
+
+
+def test_a_basis_of_too_low_an_order_leaves_variance(x64, key):
+    objective, params, data = polynomial_problem(2)
+    model = coefficients.context_free(FADING, decay=1.0)
+    control = control_for(key, objective, data, bases.linear(), model, criteria.squared_difference)
+    assert variance_ratio(key, objective, control, params, data, 1000) > 0.05
+
+
+def test_a_fixed_coefficient_that_is_right_leaves_nothing(x64, key):
+    objective, params, data = polynomial_problem(1)
+    model = coefficients.fixed(40 * 2.0 * jnp.eye(2))
+    control = control_for(key, objective, data, bases.linear(), model, criteria.squared_difference)
+    assert variance_ratio(key, objective, control, params, data, 1) < 1e-20
+
+
+def test_a_context_dependent_gradient_is_controlled_by_the_network_alone(key):
+    objective, params, data = polynomial_problem(1, context_dependent=True)
+    models = {
+        "network": coefficients.recognition_network((16, 16), FADING),
+        "context-free": coefficients.context_free(FADING),
+        "running average": coefficients.running_average(0.99),
+    }
+    ratios = {}
+    for name, model in models.items():
+        control = control_for(
+            key, objective, data, bases.linear(), model, criteria.partial_gradients
+        )
+        ratios[name] = variance_ratio(key, objective, control, params, data, 1500)
+    print(ratios)
+    assert ratios["network"] < 0.05
+    assert ratios["context-free"] > 0.9
+    assert ratios["running average"] > 0.9
+
+
+def test_the_best_coefficient_leaves_one_minus_rho_squared(x64):
+    """The paper prints 1 − ρ; it is 1 − ρ²."""
+    eps, weights = nodes(quell.normal(1), 20)
+    objective = quell.Objective(lambda p, e, y: p * jnp.exp(0.5 * e[0]), quell.normal(1), 1)
+    g = jax.vmap(lambda e: objective.gradient(jnp.ones(()), e[None], jnp.zeros((1, 1))))(eps)
+    w = eps[:, 0, 0]
+    g_mean, w_square = expectation(g, weights), expectation(w**2, weights)
+    covariance, variance = expectation(g * w, weights), expectation((g - g_mean) ** 2, weights)
+    rho = covariance / jnp.sqrt(variance * w_square)
+    control = quell.control_variate(
+        bases.linear(), coefficients.fixed(covariance / w_square), noise=objective.noise
+    )
+    state = control.init(jnp.ones(()))
+    controlled = jax.vmap(lambda g, e: control.update(g, state, noise=e[None])[0])(g, eps)
+    left = expectation((controlled - expectation(controlled, weights)) ** 2, weights)
+    assert abs(left - (1 - rho**2) * variance) < EXACT
+    assert abs(left - (1 - rho) * variance) > 1e-2
+
+
+# Scale
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: coefficients.context_free(optax.adam(0.1)),
+        lambda: coefficients.recognition_network((4,), optax.adam(0.1)),
+        lambda: coefficients.running_average(0.9),
+    ],
+    ids=["context_free", "recognition_network", "running_average"],
+)
+def test_leaves_of_any_scale_are_controlled_alike(x64, key, model):
+    """Multiplying a leaf's gradient by 10⁴ multiplies its correction by 10⁴: no rate to retune."""
+    noise = quell.normal(2)
+    control = quell.control_variate(
+        bases.linear(), model(), noise=noise, context=jnp.ones((3, 1)), key=key
+    )
+    scales = {"a": 1.0, "b": 1e4, "c": 1e-4}
+    params = {name: jnp.ones(2) for name in scales}
+    state = control.init(params)
+    # The same start for each leaf.
+    state = jax.tree.map(
+        lambda s: jnp.tile(s[..., :2], 3) if s.ndim and s.shape[-1] == 6 else s, state
+    )
+    update = jax.jit(control.update)
+    for k in jax.random.split(key, 20):
+        draws = noise.sample(k, (1, 3))
+        g = 3 * draws.mean((0, 1)) + 1.0
+        gradient = {name: scale * g for name, scale in scales.items()}
+        controlled, state = update(gradient, state, params, noise=draws, context=jnp.ones((3, 1)))
+    correction = {n: (gradient[n] - controlled[n]) / scales[n] for n in scales}
+    assert jnp.abs(correction["a"]).max() > 1e-3
+    for name in ("b", "c"):
+        assert max_error(correction[name], correction["a"]) < 1e-8
+
+
+# Odd batches
+
+
+def test_a_batch_that_is_not_finite_passes_through_and_teaches_nothing(key):
+    objective, params, data = problem(key)
+    control = linear_control(objective.noise)
+    batch, noise = take(data, slice(0, BATCH)), objective.sample_noise(key, BATCH)
+    gradient = objective.gradient(params, noise, batch)
+    update = jax.jit(control.update)
+    state = control.init(params)
+    for scale in (1.0, 0.5, 2.0):
+        _, state = update(optax.tree.scale(scale, gradient), state, params, noise=noise)
+    assert state.skipped == 0
+    bad = [
+        {**gradient, "mean": gradient["mean"].at[0].set(jnp.nan)},
+        {**gradient, "scale": gradient["scale"].at[1].set(jnp.inf)},
+        {**gradient, "mean": gradient["mean"].at[1].set(1e30)},  # its square overflows
+    ]
+    for count, wrong in enumerate(bad, start=1):
+        seen, after = update(wrong, state, params, noise=noise)
+        np.testing.assert_array_equal(seen["mean"], wrong["mean"])
+        np.testing.assert_array_equal(seen["scale"], wrong["scale"])
+        assert max_error(after.coefficients, state.coefficients) == 0.0
+        assert after.skipped == count
+        state = after
+    recovered, _ = update(gradient, state, params, noise=noise)
+    assert max_error(recovered, gradient) > 1e-4
+
+
+def test_noise_that_is_not_finite_is_not_learned_from(key):
+    objective, params, _ = problem(key)
+    control = linear_control(objective.noise)
+    gradient = jax.tree.map(jnp.ones_like, params)
+    noise = jnp.full((1, BATCH, 2), jnp.nan)
+    seen, state = jax.jit(control.update)(gradient, control.init(params), params, noise=noise)
+    assert max_error(seen, gradient) == 0.0
+    assert state.skipped == 1
+
+
+@pytest.mark.parametrize(("B", "dim", "samples"), [(1, 1, 1), (1, 2, 3), (5, 1, 2)])
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+def test_small_batches_and_several_draws_work(key, B, dim, samples, shared):
+    objective, params, data = problem(key, dim=dim)
+    objective = objective._replace(num_data=min(objective.num_data, 2))  # N may be below |B|
+    model = coefficients.recognition_network((3,))
+    control = control_for(
+        key, objective, data, bases.polynomial(2), model, criteria.partial_gradients
+    )
+    step, _ = trace_counting_step(objective, control)
+    batch = take(data, slice(0, B))
+    noise = objective.sample_noise(key, B, samples=samples, shared=shared)
+    state = control.init(params)
+    for scale in (1.0, 0.3, 2.0):
+        controlled, state = step(params, state, scale * noise, batch)
+    assert state.skipped == 0
+    assert max_error(controlled, objective.gradient(params, 2.0 * noise, batch)) > 0
+
+
+def test_draws_may_be_given_with_fewer_axes(key):
+    noise = quell.normal(2)
+    control = linear_control(noise)
+    params = jnp.ones(3)
+    draws = noise.sample(key, (4,))
+    update = jax.jit(control.update)
+    states = [control.init(params)] * 2
+    for g in (params, 3 * params, params):
+        one, states[0] = update(g, states[0], params, noise=draws)
+        two, states[1] = update(g, states[1], params, noise=draws[None])
+    assert max_error(one, two) == 0.0
+
+
+# Inside optax
+
+
+def test_a_mask_leaves_the_rest_untouched(key):
+    objective, params, data = problem(key)
+    batch, noise = take(data, slice(0, BATCH)), objective.sample_noise(key, BATCH)
+    gradient = objective.gradient(params, noise, batch)
+    rows = objective.per_example_gradients(params, noise, batch)
+    only = {"mean": True, "scale": False}
+
+    def run(control):
+        state, update = control.init(params), jax.jit(control.update)
+        for k in range(3):
+            seen, state = update(gradient, state, params, noise=(k + 1.0) * noise, per_example=rows)
+        return seen
+
+    def make(leaves=None):
+        return quell.control_variate(
+            bases.linear(),
+            coefficients.running_average(0.9),
+            criteria.partial_gradients,
+            noise=objective.noise,
+            leaves=leaves,
+        )
+
+    by_predicate = run(make(lambda path: path == "mean"))
+    assert max_error(by_predicate["scale"], gradient["scale"]) == 0.0
+    assert max_error(by_predicate["mean"], gradient["mean"]) > 1e-3
+    assert max_error(run(make(only)), by_predicate) == 0.0
+    assert max_error(run(optax.masked(make(), only)), by_predicate) == 0.0
+
+
+def test_a_chain_in_a_compiled_loop_is_the_steps_one_by_one(key):
+    objective, params, data = problem(key)
+    control = linear_control(objective.noise)
+    optimizer = optax.chain(control, optax.adam(1e-2))
+    batch = take(data, slice(0, BATCH))
+
+    def step(carry, key):
+        params, state = carry
+        noise = objective.sample_noise(key, BATCH)
+        gradient = objective.gradient(params, noise, batch)
+        updates, state = optimizer.update(
+            gradient, state, params, noise=noise, context=contexts(batch)
+        )
+        return (optax.apply_updates(params, updates), state), None
+
+    keys = jax.random.split(key, 5)
+    start = (params, optimizer.init(params))
+    looped, _ = jax.jit(lambda start: jax.lax.scan(step, start, keys))(start)
+    single, carry = jax.jit(step), start
+    for k in keys:
+        carry, _ = single(carry, k)
+    assert max_error(looped, carry) < SAME32
+
+
+def test_hyperparameters_may_be_injected(key):
+    noise = quell.normal(2)
+    params = jnp.ones(3)
+    inner = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
+    outer = optax.inject_hyperparams(
+        quell.control_variate, static_args=("key", "context", "leaves", "order", "points")
+    )(bases.linear(), coefficients.context_free(inner), criteria.squared_difference, noise=noise)
+    plain = linear_control(noise)
+    draws = noise.sample(key, (1, 4))
+    states, updates = [outer.init(params), plain.init(params)], [outer.update, plain.update]
+    for g in (params, 2 * params, 3 * params):
+        seen = []
+        for i in range(2):
+            out, states[i] = jax.jit(updates[i])(g, states[i], params, noise=draws)
+            seen.append(out)
+    assert max_error(seen[0], seen[1]) < SAME32
+    learning_rate = states[0].inner_state.coefficients.optimizer.hyperparams["learning_rate"]
+    assert jnp.allclose(learning_rate, 0.1)
+
+
+# Refusals
+
+
+def refusals():
+    noise, params = quell.normal(2), {"mean": jnp.ones(2), "scale": jnp.ones(2)}
+    draws, y = jnp.ones((1, 3, 2)), jnp.ones((3, 4))
+    network = coefficients.recognition_network((3,))
+
+    def make(model=None, basis=None, **kwargs):
+        model = coefficients.context_free(SGD) if model is None else model
+        basis = bases.linear() if basis is None else basis
+        return quell.control_variate(basis, model, **{"noise": noise, **kwargs})
+
+    def update(control, **kwargs):
+        return control.update(params, control.init(params), params, **kwargs)
+
+    with_context = make(network, context=y, key=jax.random.key(0))
+    per_example = make(criterion=criteria.partial_gradients)
+    long_rows = jax.tree.map(lambda leaf: jnp.ones((5, *leaf.shape)), params)
+    return {
+        "noise of another width": (
+            lambda: update(make(), noise=jnp.ones((1, 3, 5))),
+            ["noise", "(2,)", "(1, 3, 5)", "Pass the draws"],
+        ),
+        "noise missing": (lambda: update(make()), ["noise", "Pass"]),
+        "draws of another batch": (
+            lambda: update(with_context, noise=jnp.ones((1, 2, 2)), context=y),
+            ["noise", "3 examples", "draws for 2", "same batch"],
+        ),
+        "context missing": (
+            lambda: update(with_context, noise=draws),
+            ["context", "None", "Pass context"],
+        ),
+        "context of another width": (
+            lambda: update(with_context, noise=draws, context=jnp.ones((3, 7))),
+            ["context", "(4,)", "(7,)", "widths"],
+        ),
+        "context never announced": (
+            lambda: make(network, key=jax.random.key(0)).init(params),
+            ["context", "None", "context_free"],
+        ),
+        "key missing": (lambda: make(network, context=y), ["key", "None", "jax.random.key"]),
+        "an unknown leaf in a mask": (
+            lambda: make(leaves={"middle": True}).init(params),
+            ["leaves", "mean", "middle"],
+        ),
+        "no leaf chosen": (
+            lambda: make(leaves=lambda path: False).init(params),
+            ["leaves", "at least one", "mean"],
+        ),
+        "a basis for other noise": (
+            lambda: make(basis=bases.hermite(2), noise=quell.uniform(2)).init(params),
+            ["basis", "uniform", "quell.bases.polynomial"],
+        ),
+        "per-example gradients missing": (
+            lambda: update(per_example, noise=draws),
+            ["per_example", "None", "per_example_gradients"],
+        ),
+        "more rows than examples": (
+            lambda: update(per_example, noise=draws, per_example=long_rows),
+            ["per_example", "3 rows", "(5, 4)"],
+        ),
+        "a leaf without rows": (
+            lambda: update(per_example, noise=draws, per_example={"mean": jnp.ones((3, 2))}),
+            ["per_example", "mean", "scale"],
+        ),
+    }
+
+
+@pytest.mark.parametrize("case", refusals())
+def test_what_cannot_work_is_refused_with_advice(case):
+    make, words = refusals()[case]
+    with pytest.raises(ValueError, match=words[0]) as error:
+        jax.eval_shape(make)
+    for word in words:
+        assert word in str(error.value)
