@@ -111,29 +111,35 @@ def numpyro_svi(data, by_hand):
 def against_bare_scan_and_numpyro(rounds):
     """Time per step of the plain logistic regression step on titanic."""
     data = datasets.titanic().data
-    _, plate = numpyro_svi(data, by_hand=False)
-    with_bar, by_hand = numpyro_svi(data, by_hand=True)
-    timings = _timing.side_by_side(
-        {
-            "quell.fit": fitted(logistic_regression(4), data, STEPS),
-            "bare lax.scan": bare_scan(data, STEPS),
-            "NumPyro SVI, progress_bar=False, subsampling plate": plate,
-            "NumPyro SVI, progress_bar=False, indices by hand": by_hand,
-        },
-        rounds=rounds,
-        per=STEPS,
-    )
-    # NumPyro compiles in every call: the difference between a long and a short one is its steps.
-    few, many = 500, 3000
-    bar = _timing.side_by_side(
-        {"few": lambda: with_bar(few), "many": lambda: with_bar(many)}, rounds=3, warm_up=0
-    )
-    per_step = (bar["many"].median - bar["few"].median) / (many - few)
+    runs = {
+        "quell.fit": fitted(logistic_regression(4), data, STEPS),
+        "bare lax.scan": bare_scan(data, STEPS),
+    }
+    has_numpyro = installed("numpyro", "test")
+    if has_numpyro:
+        _, runs["NumPyro SVI, progress_bar=False, subsampling plate"] = numpyro_svi(data, False)
+        with_bar, runs["NumPyro SVI, progress_bar=False, indices by hand"] = numpyro_svi(data, True)
+    timings = _timing.side_by_side(runs, rounds=rounds, per=STEPS)
     rows = _compared(timings, "quell.fit")
-    name = "NumPyro SVI, default bar, indices by hand"
-    rows.append((name, per_step * 1e6, "", per_step / timings["quell.fit"].median))
+    if has_numpyro:
+        # It compiles in every call: the difference between a long and a short one is its steps.
+        few, many = 500, 3000
+        bar = _timing.side_by_side(
+            {"few": lambda: with_bar(few), "many": lambda: with_bar(many)}, rounds=3, warm_up=0
+        )
+        per_step = (bar["many"].median - bar["few"].median) / (many - few)
+        name = "NumPyro SVI, default bar, indices by hand"
+        rows.append((name, per_step * 1e6, "", per_step / timings["quell.fit"].median))
     title = f"Plain logistic regression step, titanic, batch {BATCH}, full covariance"
     return title, ("loop", "µs per step, median", "least", "ratio to quell.fit"), rows
+
+
+def installed(package, extra):
+    """Whether a competitor is there; says so if not."""
+    found = importlib.util.find_spec(package) is not None
+    if not found:
+        print(f"\n{package} is not installed, so it is left out: pip install 'quell[{extra}]'")
+    return found
 
 
 def _compared(timings, base):
@@ -211,9 +217,7 @@ def deep_gps(rounds):
     model = deep_gp(KEY, data["x"])
     runs = {"quell.fit": fitted(model, model.prepare(data), 1000)}
     per = {"quell.fit": 1000, "GPyTorch": 30}
-    if importlib.util.find_spec("gpytorch") is None:
-        print("\nGPyTorch is not installed, so it is left out: pip install 'quell[bench]'")
-    else:
+    if installed("gpytorch", "bench"):
         import _gpytorch_deep_gp
 
         x, y = np.asarray(data["x"]), np.asarray(data["y"])
