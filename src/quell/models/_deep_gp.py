@@ -29,7 +29,7 @@ class Hyperparameters(NamedTuple):
         points leave unexplained, yet not so far below that the variance term rules the bound.
       inner_scale: the standard deviation of the inner layers' inducing outputs at the start. Small,
         so that training starts from the mean function. The original code takes 1e-5; a diagonal
-        kept as a logarithm would need a thousand steps of Adam to leave that.
+        kept as a logarithm would need a thousand steps of Adam at 0.01 to leave that.
       last_scale: the same for the last layer. One, the prior.
     """
 

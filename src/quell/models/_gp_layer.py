@@ -17,8 +17,8 @@ from quell._gaussian import cholesky, packed_identity, whitened_kl
 
 Params = dict[str, Array]
 
-# Added to the diagonal of k(Z, Z), as a share of the kernel's variance: the smallest that keeps
-# the projections of single precision and of double precision together to three digits.
+# Added to the diagonal of k(Z, Z), as a share of the kernel's variance. It bounds the entries of
+# L⁻¹ by about 300, so that single precision keeps three digits or more of a projection.
 JITTER = 1e-5
 
 
