@@ -150,7 +150,9 @@ def test_variance_of_the_norm_equals_the_variance_when_the_sign_is_fixed(key, to
 
 def test_a_small_bias_is_flagged(key, toy):
     objective, params, data = toy
-    assert noise_of(key, objective, biased, params, data).bias_z > 4
+    found = noise_of(key, objective, biased, params, data)
+    assert found.bias_z > 4
+    assert found.squared_bias == pytest.approx((0.1 * N * float(data["a"].mean())) ** 2, rel=0.3)
 
 
 def test_the_state_is_frozen(key, toy):

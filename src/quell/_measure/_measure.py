@@ -106,6 +106,7 @@ def measure(
         leaves=found.leaves,
         norm_variance=found.norm_variance,
         bias_z=found.bias_z,
+        squared_bias=found.squared_bias,
         signal_to_noise=found.squared_mean / total if total > 0 else float("inf"),
         seconds_per_step=times[""],
         peak_memory=peak_memory(made, params, batch, state),

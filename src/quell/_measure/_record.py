@@ -31,6 +31,7 @@ class Measurement(NamedTuple):
       leaves: the same for each leaf of the parameters, by its path.
       norm_variance: Var‖G‖, the variance of the norm, which the paper reports.
       bias_z: the z-score of the bias against the reference; beyond ±4 the estimator is biased.
+      squared_bias: ‖E[G] − ∇L‖², without bias itself, so it may be below zero.
       signal_to_noise: ‖E[G]‖² / tr Cov[G].
       seconds_per_step: the median time of a compiled step.
       peak_memory: bytes that one estimate needs besides its inputs, where the device can tell.
@@ -46,6 +47,7 @@ class Measurement(NamedTuple):
     leaves: dict[str, Parts]
     norm_variance: Estimate
     bias_z: float
+    squared_bias: float
     signal_to_noise: float
     seconds_per_step: float
     peak_memory: int | None

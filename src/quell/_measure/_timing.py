@@ -1,8 +1,8 @@
 """What a step costs: compiled loops, timed in turn, and the memory of one estimate."""
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from jaxtyping import Array, Key, PyTree
 from quell._measure._streams import consecutive_batches
 from quell._objective import batch_size as rows_of
 from quell.estimators import Estimator
+
+Name = TypeVar("Name", bound=Hashable)
 
 _LENGTH_ROWS = 2**16  # the most indices computed at once
 _TURN = 0.05  # seconds of one turn of one loop
@@ -87,12 +89,12 @@ def learned_state(
 
 def seconds_per_step(
     key: Key[Array, ""],
-    loops: Mapping[str, Stepper],
-    states: Mapping[str, PyTree[Array]],
+    loops: Mapping[Name, Stepper],
+    states: Mapping[Name, PyTree[Array]],
     *,
     seconds: float,
     turns: int = 9,
-) -> dict[str, float]:
+) -> dict[Name, float]:
     """The median time of a step in each of several loops, which take turns.
 
     Turns spread whatever else the machine is doing over all of the loops alike. States evolve from

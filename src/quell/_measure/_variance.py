@@ -36,6 +36,7 @@ class Noisiness(NamedTuple):
       norm_variance: Var‖G‖, the variance of the gradient's norm.
       squared_mean: ‖E[G]‖², without bias.
       bias_z: how far the mean is from the reference, as a z-score.
+      squared_bias: ‖E[G] − ∇L‖², without bias itself, so it may be below zero.
       evaluations: how many gradients were computed.
     """
 
@@ -44,6 +45,7 @@ class Noisiness(NamedTuple):
     norm_variance: Estimate
     squared_mean: float
     bias_z: float
+    squared_bias: float
     evaluations: int
 
 
@@ -154,6 +156,7 @@ def _summary(table, total, squares, reference: Reference, flat: _leaves.Flattene
         norm_variance=parts_estimate(table[:, -1]).total,
         squared_mean=float(max((mean**2).sum() - variance.sum(), 0.0)),
         bias_z=_bias_z(moved, np.sqrt(variance), mean, reference, R),
+        squared_bias=float((moved**2 - variance - reference.standard_error**2).sum()),
         evaluations=R * _M * _K,
     )
 

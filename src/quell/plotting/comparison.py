@@ -1,11 +1,12 @@
 """Figures of measurements and comparisons."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 # Colours that stay apart for colour-blind readers (Okabe and Ito).
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+MARKERS = ("o", "s", "^", "D")
 
 
 def parts_figure(parts: Mapping[str, Any], path: str | Path | None = None) -> Any:
@@ -33,6 +34,49 @@ def parts_figure(parts: Mapping[str, Any], path: str | Path | None = None) -> An
         left = [start + share for start, share in zip(left, shares)]
     axes.set_xlabel("share of the trace of the covariance")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
+    return saved(figure, path)
+
+
+def frontier_figure(
+    rows: Sequence[Any], best: tuple[str, int], path: str | Path | None = None
+) -> Any:
+    """Variance against seconds per step, a line through the batch sizes of each estimator.
+
+    Dashed lines are of equal variance × time: that of the best baseline, a tenth and a hundredth.
+
+    Args:
+      rows: records with `name`, `batch_size`, `error`, `seconds_per_step`.
+      best: name and batch size of the best baseline.
+      path: where to save the figure, if anywhere.
+
+    Returns:
+      The matplotlib figure.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 5.2), layout="constrained")
+    axes = figure.subplots()
+    names = list(dict.fromkeys(row.name for row in rows))  # the best first
+    for i, name in enumerate(names):
+        own = sorted((row for row in rows if row.name == name), key=lambda row: row.batch_size)
+        axes.plot(
+            [row.seconds_per_step * 1e6 for row in own],
+            [row.error for row in own],
+            marker=MARKERS[i // len(COLOURS) % len(MARKERS)],
+            color=COLOURS[i % len(COLOURS)],
+            markersize=5,
+            linewidth=1,
+            label=name,
+        )
+    axes.set(xscale="log", yscale="log", xlabel="µs per step", ylabel="variance of the gradient")
+    cost = next(r.error * r.seconds_per_step for r in rows if (r.name, r.batch_size) == best)
+    left, right = axes.get_xlim()
+    low, high = axes.get_ylim()
+    for share in (1.0, 0.1, 0.01):
+        ends = [share * cost * 1e6 / x for x in (left, right)]
+        axes.plot((left, right), ends, "--", color="0.7", linewidth=0.8, zorder=0)
+    axes.set(xlim=(left, right), ylim=(low, high))
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
     return saved(figure, path)
 
 

@@ -1,0 +1,78 @@
+"""`quell compare`: the estimators of the field side by side on a model and a data set."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+NAME = "compare"
+HELP = "compare gradient estimators on a model: variance, time, and which of them to use"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What can be asked for."""
+    parser.add_argument("--model", default="logistic", help="logistic, deep-gp, bnn or vae")
+    parser.add_argument(
+        "--data", metavar="NAME|FILE.csv", help="a data set; the model's by default"
+    )
+    parser.add_argument("--target", metavar="COLUMN", help="the target column of a CSV file")
+    parser.add_argument(
+        "--estimators", type=_names, metavar="A,B,…", help="which of them; all by default"
+    )
+    parser.add_argument(
+        "--batch-sizes", type=_sizes, default=(10, 100, 1000), metavar="10,100", help="|B|"
+    )
+    parser.add_argument("--steps", type=int, default=1000, help="training before the comparison")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time to measure for")
+    parser.add_argument("--objective", type=float, help="also time how long it takes to get there")
+    parser.add_argument("--seed", type=int, default=0, help="of everything random")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where table, JSON and figure go")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare, print, save."""
+    import jax
+
+    from quell._compare import compare
+    from quell.experiments.field import chosen, contest
+
+    began = time.monotonic()
+
+    def report(name: str, size: int) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {name}, batch {size}", file=sys.stderr)
+
+    problem = contest(args.model, args.data, args.target)
+    init_key, field_key, compare_key = jax.random.split(jax.random.key(args.seed), 3)
+    comparison = compare(
+        compare_key,
+        problem.objective,
+        chosen(field_key, problem, args.estimators),
+        problem.init(init_key),
+        problem.data,
+        batch_sizes=args.batch_sizes,
+        num_steps=args.steps,
+        seconds=args.seconds,
+        target=args.objective,
+        report=report,
+    )
+    document = {"problem": problem.name, **comparison.to_json()}
+    if args.json:
+        print(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        print(f"{problem.name}\n\n{comparison}")
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "comparison.json").write_text(json.dumps(document, indent=2) + "\n")
+        (args.out / "comparison.txt").write_text(f"{problem.name}\n\n{comparison}\n")
+        comparison.plot(args.out / "frontier.png")
+    return 0
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in _names(text))
