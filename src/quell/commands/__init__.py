@@ -2,4 +2,6 @@
 
 from types import ModuleType
 
-COMMANDS: tuple[ModuleType, ...] = ()
+from quell.commands import bench, compare, reproduce
+
+COMMANDS: tuple[ModuleType, ...] = (reproduce, compare, bench)

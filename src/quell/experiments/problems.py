@@ -1,0 +1,80 @@
+"""The paper's two problems: a model, its data, and the bound on all of it."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key, PyTree
+
+from quell import Objective, datasets
+from quell.contexts import as_matrix
+from quell.experiments.units import once
+from quell.models import Model, deep_gp, logistic_regression
+
+_MODEL_KEY = 0  # inducing points are part of the model: the same for every seed
+
+
+class Problem(NamedTuple):
+    """A model on its data.
+
+    Attributes:
+      name: of the model.
+      init: `init(key)` gives initial params.
+      objective: the negative evidence lower bound.
+      data: leaves `[N, ...]`.
+      distinct: the rows of the data, each once, leaves `[U, ...]`.
+      counts: how often each of them occurs, `[U]`; their sum is N.
+    """
+
+    name: str
+    init: Callable[[Key[Array, ""]], PyTree[Array]]
+    objective: Objective
+    data: PyTree[Array]
+    distinct: PyTree[Array]
+    counts: Float[Array, " U"]
+
+    def context(self, batch: PyTree[Array]) -> Float[Array, "B C"]:
+        """What the coefficients may look at: inputs and target."""
+        return as_matrix({"x": batch["x"], "y": batch["y"]})
+
+    def nelbo(self, key: Key[Array, ""], params: PyTree[Array], samples: int) -> Float[Array, ""]:
+        """The bound on the whole data, from `samples` draws for each distinct row."""
+        objective = self.objective
+        noise = objective.sample_noise(key, self.counts.size, samples=samples)
+        by_row = jax.vmap(objective.loss, (None, 0, 0))
+        losses = jax.vmap(by_row, (None, 0, None))(params, noise, self.distinct)
+        assert objective.regulariser is not None
+        return losses.mean(0) @ self.counts + objective.regulariser(params)
+
+
+@once
+def logistic() -> Problem:
+    """Bayesian logistic regression on titanic: 2201 people, 28 distinct rows."""
+    data = datasets.titanic()
+    return _problem("logistic", logistic_regression(data.dim), data.data)
+
+
+@once
+def deep() -> Problem:
+    """A deep Gaussian process of two layers on airfoil."""
+    data = datasets.airfoil()
+    return _problem("deep-gp", deep_gp(jax.random.key(_MODEL_KEY), data.x), data.data)
+
+
+PROBLEMS = {"logistic": logistic, "deep-gp": deep}
+
+
+def _problem(name: str, model: Model, data: PyTree[Array]) -> Problem:
+    data = model.prepare(data)
+    rows = np.asarray(as_matrix({"x": data["x"], "y": data["y"]}))
+    _, first, counts = np.unique(rows, axis=0, return_index=True, return_counts=True)
+    return Problem(
+        name=name,
+        init=model.init,
+        objective=model.objective(rows.shape[0]),
+        data=data,
+        distinct=jax.tree.map(lambda leaf: leaf[first], data),
+        counts=jnp.asarray(counts, float),
+    )

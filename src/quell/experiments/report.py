@@ -1,0 +1,217 @@
+"""report.html: everything on one page that needs nothing beside it."""
+
+import base64
+import html
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from quell.experiments.results import NotRunError, Results
+from quell.experiments.run import readable
+from quell.experiments.verdicts import Claim, Interval, Part, verdict
+
+MODELS = {"logistic": "logistic regression", "deep-gp": "deep GP", "both": "both models"}
+VARIANTS = (
+    ("plain", "none", "Plain, one draw"),
+    ("amortised", "squared_difference", "Squared diff., amortised"),
+    ("amortised", "gradient_sum", "Grad. sum, amortised"),
+    ("context-free", "squared_difference", "Squared diff., context-free"),
+    ("context-free", "gradient_sum", "Grad. sum, context-free"),
+)
+
+
+class Picture(NamedTuple):
+    """A figure of the page.
+
+    Attributes:
+      name: its file name, without ending.
+      caption: a sentence or two.
+      main: whether it stands in the paper itself, not in its supplement.
+      png: the image.
+    """
+
+    name: str
+    caption: str
+    main: bool
+    png: bytes
+
+
+def page(
+    results: Results, claims: Sequence[Claim], pictures: Sequence[Picture], command: str
+) -> str:
+    """The whole page."""
+    main = "".join(_figure(picture) for picture in pictures if picture.main)
+    more = [picture for picture in pictures if not picture.main]
+    supplement = "".join(_figure(picture) for picture in more)
+    held = sum(claim.holds is True for claim in claims)
+    judged = sum(bool(claim.parts) for claim in claims)
+    seconds = sum(record.seconds for record in results.records)
+    seeds = ", ".join(f"{results.plans[m].seeds} seeds for {MODELS[m]}" for m in results.models)
+    made_with = results.records[0].versions if results.records else {}
+    packages = ", ".join(f"{name} {number}" for name, number in made_with.items())
+    claim_list = "".join(_claim(claim) for claim in claims)
+    folded = (
+        f"<details><summary>{len(more)} more figures, as in the paper’s supplement</summary>"
+        f"{supplement}</details>"
+        if more
+        else ""
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Amortised variance reduction, reproduced</title>
+<style>{_STYLE}</style>
+<main>
+<h1>Amortised variance reduction for doubly stochastic objectives, reproduced</h1>
+<p class="lead">{held} of {judged} claims that were tested hold.
+{html.escape(seeds[:1].upper() + seeds[1:])}. The units took {readable(seconds)} of work, two at a
+time.</p>
+<h2>Claims</h2>
+<p>Each effect is shown with its 95 % interval over seeds. “Left” is the variance with the control
+variate over the variance without; it is judged by the part of the covariance’s trace that is due to
+the draws, and the paper’s own measure, the variance of the gradient’s norm, stands beside it. A
+claim holds when every interval of its parts lies on the claim’s side.</p>
+{claim_list}
+<h2>Figures</h2>
+{main}
+{folded}
+{_table_one(results)}
+<h2>How this was made</h2>
+<p><code>{html.escape(command)}</code></p>
+<p>{html.escape(packages)}. The numbers behind every figure lie beside this page, one CSV file per
+experiment; <code>summary.json</code> holds the claims.</p>
+</main>
+</html>
+"""
+
+
+def _claim(claim: Claim) -> str:
+    if not claim.parts:
+        return (
+            f'<section class="claim"><h3>{claim.id}. {html.escape(claim.text)}</h3>'
+            '<p class="badge unknown">not run</p></section>'
+        )
+    kind = {True: "yes", False: "no", None: "unknown"}[claim.holds]
+    why = f"<p>{html.escape(claim.why)}</p>" if claim.why and claim.holds is not True else ""
+    has_paper = any(part.paper is not None for part in claim.parts)
+    rows = "".join(_part(part, has_paper) for part in claim.parts)
+    rows += "".join(_part(part, has_paper, judged=False) for part in claim.also)
+    paper = "<th>paper’s measure</th>" if has_paper else ""
+    return f"""<section class="claim">
+<h3>{claim.id}. {html.escape(claim.text)}</h3>
+<p class="badge {kind}">{verdict(claim.holds)}</p>
+<p class="effect">Effect: {html.escape(claim.effect)}.</p>
+{why}
+<div class="scroll"><table>
+<tr><th>model</th><th>part</th><th>effect, 95 % interval</th>{paper}<th></th></tr>
+{rows}</table></div>
+</section>
+"""
+
+
+def _part(part: Part, has_paper: bool, judged: bool = True) -> str:
+    paper = ""
+    if has_paper:
+        paper = f"<td>{_interval(part.paper) if part.paper else ''}</td>"
+    mark = verdict(part.holds) if judged else f"({verdict(part.holds)})"
+    return (
+        f"<tr><td>{MODELS[part.model]}</td><td>{html.escape(part.name)}</td>"
+        f"<td>{_interval(part.interval)}</td>{paper}<td>{mark}</td></tr>\n"
+    )
+
+
+def _interval(interval: Interval) -> str:
+    """Three numbers with as many digits as they deserve.
+
+    >>> _interval(Interval(0.5, 0.25, 0.75))
+    '0.50 [0.25, 0.75]'
+    """
+    size = max(abs(value) for value in interval if np.isfinite(value))
+    digits = 2 if size >= 0.1 else 3
+    if size >= 100:
+        digits = 0
+    show = [f"{value:.{digits}f}" if np.isfinite(value) else "?" for value in interval]
+    return f"{show[0]} [{show[1]}, {show[2]}]".replace("-", "−")
+
+
+def _figure(picture: Picture) -> str:
+    data = base64.b64encode(picture.png).decode()
+    caption = html.escape(picture.caption)
+    return (
+        f'<figure id="{picture.name}"><div class="scroll"><img alt="{caption}" '
+        f'src="data:image/png;base64,{data}"></div><figcaption>{caption}</figcaption></figure>\n'
+    )
+
+
+def table_rows(results: Results, model: str) -> list[tuple[str, list[str]]]:
+    """Name and cells of table 1: time of a step, standard deviation, and multiple of plain."""
+    rows = []
+    for variant, criterion, name in VARIANTS:
+        cells = []
+        for way in ("dispatched", "loop"):
+            try:
+                ours = results.milliseconds(model, variant, criterion, way)
+                plain = results.milliseconds(model, "plain", "none", way)
+            except NotRunError:
+                return []
+            if not ours.size:
+                break
+            cells.append(f"{ours.mean():.3f} ({ours.std(ddof=1):.3f})")
+            cells.append(f"{np.median(ours) / np.median(plain):.1f}×")
+        if cells:
+            rows.append((name, cells))
+    return rows
+
+
+def _table_one(results: Results) -> str:
+    tables = ""
+    for model in results.models:
+        rows = table_rows(results, model)
+        if not rows:
+            continue
+        body = "".join(
+            f"<tr><td>{name}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>\n"
+            for name, cells in rows
+        )
+        tables += f"""<h3>{MODELS[model].capitalize()}</h3>
+<div class="scroll"><table>
+<tr><th rowspan="2">method</th><th colspan="2">step by step</th>
+<th colspan="2">compiled loop</th></tr>
+<tr><th>ms (sd)</th><th>of plain</th><th>ms (sd)</th><th>of plain</th></tr>
+{body}</table></div>
+"""
+    if not tables:
+        return ""
+    return f"""<h2 id="table-1">Table 1: time of a training step</h2>
+<p>Milliseconds, mean and standard deviation over repetitions, and the ratio of medians to the plain
+step, which the paper did not time. Step by step is one call from Python per step, as in the paper;
+the compiled loop is how <code>quell.fit</code> trains.</p>
+{tables}"""
+
+
+_STYLE = """
+body { margin: 0; background: #fff; color: #1a1a1a; font: 16px/1.55 system-ui, sans-serif; }
+main { max-width: 60rem; margin: 0 auto; padding: 1rem; }
+h1 { font-size: 1.6rem; line-height: 1.25; }
+h2 { margin-top: 2.5rem; border-bottom: 1px solid #ddd; padding-bottom: .2rem; }
+h3 { font-size: 1.05rem; margin: 0 0 .3rem; }
+.lead { font-size: 1.1rem; }
+.claim { border: 1px solid #ddd; border-radius: .4rem; padding: .8rem 1rem; margin: .8rem 0; }
+.claim p { margin: .3rem 0; }
+.badge { display: inline-block; padding: 0 .6rem; border-radius: 1rem; font-weight: 600; }
+.yes { background: #d7efe5; color: #00513a; }
+.no { background: #fbe0d0; color: #7a2f00; }
+.unknown { background: #e8e8e8; color: #333; }
+.effect { color: #444; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .2rem .9rem .2rem 0; white-space: nowrap; }
+th { color: #555; font-weight: 600; border-bottom: 1px solid #ddd; }
+figure { margin: 1.5rem 0; }
+figure img { width: 100%; min-width: 36rem; max-width: 60rem; height: auto; display: block; }
+figcaption { color: #444; font-size: .92rem; }
+details summary { cursor: pointer; padding: .5rem 0; font-weight: 600; }
+code { background: #f3f3f3; padding: .1rem .3rem; border-radius: .2rem; overflow-wrap: anywhere; }
+"""

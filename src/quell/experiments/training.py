@@ -1,0 +1,111 @@
+"""Training for the experiments: the library's loop over all seeds, stopped where asked."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Key, PyTree
+
+from quell._batches import reshuffle
+from quell._loop import Carried, Monitor, compiled_loop, run_keys
+from quell.estimators import MakeEstimator, monte_carlo
+from quell.experiments.config import Plan
+from quell.experiments.problems import PROBLEMS
+from quell.experiments.units import once
+
+_CHUNK = 200  # steps of one call of the loop
+
+
+class Run(NamedTuple):
+    """What training leaves.
+
+    Attributes:
+      stops: params and states after each of the asked numbers of steps, leaves `[seeds, ...]`.
+      columns: the loop's table, each column `[seeds, T]`.
+    """
+
+    stops: list[Carried]
+    columns: dict[str, Float[np.ndarray, "seeds T"]]
+
+
+def train(
+    plan: Plan,
+    stops: Sequence[int],
+    make: MakeEstimator,
+    monitors: Mapping[str, Monitor] | None = None,
+    monitor_every: int = 1,
+) -> Run:
+    """Train the plan's model for `max(stops)` steps, for each of its seeds.
+
+    All seeds in one call where states are small, else one after the other (see `over_seeds`).
+    """
+    problem, together = PROBLEMS[plan.model](), _side_by_side(plan.model)
+    loop = compiled_loop(
+        make(problem.objective),
+        adam(plan.learning_rate),
+        reshuffle,
+        monitors or {},
+        num_data=problem.objective.num_data,
+        batch_size=plan.batch_size,
+        length=min(_CHUNK, max(stops)),
+        monitor_every=monitor_every,
+        seeds=together,
+    )
+
+    def run(key):
+        keys = run_keys(key)
+        init = jax.vmap(problem.init) if together else problem.init
+        carried = loop.start(keys, init(keys.params), problem.data)
+        seen, tables, step = [], [], 0
+        for stop in stops:
+            while step < stop:
+                steps = min(loop.length, stop - step)
+                carried, table = loop.advance(keys, carried, problem.data, step, steps)
+                tables.append(np.asarray(table)[..., :steps, :])
+                step += steps
+            seen.append(jax.tree.map(jnp.copy, carried))  # the loop consumes what it is given
+        return seen, np.concatenate(tables, axis=-2)
+
+    keys = seed_keys(plan.seeds)
+    if together:
+        seen, table = run(keys)
+    else:
+        runs = [run(key) for key in keys]
+        seen, table = jax.tree.map(lambda *leaves: np.stack(leaves), *runs)
+    return Run(seen, {name: table[..., i] for i, name in enumerate(loop.columns)})
+
+
+@once
+def trained(plan: Plan) -> dict[int, PyTree[Array]]:
+    """Params at the stages where the static experiment freezes them, plainly trained."""
+    stages = plan.static.frozen_after
+    run = train(plan, stages, monte_carlo())
+    return {stage: carried.params for stage, carried in zip(stages, run.stops)}
+
+
+def over_seeds(model: str, function: Callable) -> Callable:
+    """`function` of one seed, for all seeds at once; arguments and results gain a leading axis.
+
+    Side by side where states are small; one after the other where one of them fills the cache.
+    """
+    if _side_by_side(model):
+        return jax.vmap(function)
+    return lambda *args: jax.lax.map(lambda one: function(*one), args)
+
+
+def _side_by_side(model: str) -> bool:
+    return model == "logistic"
+
+
+def seed_keys(seeds: int) -> Key[Array, " seeds"]:
+    """One key per seed; a seed's results do not depend on how many others there are."""
+    return jax.vmap(jax.random.key)(jnp.arange(seeds))
+
+
+@once
+def adam(learning_rate: float) -> optax.GradientTransformation:
+    """Adam, the one optimiser of the paper."""
+    return optax.adam(learning_rate)

@@ -1,0 +1,199 @@
+"""The figures of the paper, from plain arrays."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from quell.plotting._style import COLOURS, GREY, MARKERS, legend_below, new_figure
+
+
+class Series(NamedTuple):
+    """One line or one row of dots, with the spread over seeds.
+
+    Attributes:
+      label: what it is called in the legend.
+      x, mean, low, high: `[T]`.
+      colour: an index into the palette.
+      dashed: a dashed line, a hollow dot.
+    """
+
+    label: str
+    x: Float[np.ndarray, " T"]
+    mean: Float[np.ndarray, " T"]
+    low: Float[np.ndarray, " T"]
+    high: Float[np.ndarray, " T"]
+    colour: int
+    dashed: bool = False
+
+
+class Panel(NamedTuple):
+    """A pair of axes with several series."""
+
+    title: str
+    ylabel: str
+    series: Sequence[Series]
+
+
+def ratio_lines(panels: Sequence[Sequence[Panel]]) -> Any:
+    """What is left of the variance against coefficient steps: rows of panels, both axes log."""
+    rows, columns = len(panels), len(panels[0])
+    figure, axes = new_figure(
+        rows, columns, 2.6 * columns + 0.6, 2.1 * rows + 0.7, sharex=True, sharey="row"
+    )
+    for row, line in zip(axes, panels):
+        for axis, panel in zip(row, line):
+            axis.axhline(1, color=GREY, linewidth=1, zorder=1)
+            for series in panel.series:
+                _draw(axis, series, marker=True)
+            axis.set(xscale="log", yscale="log")
+            _plain_ticks(axis, [v for s in panel.series for v in (*s.low, *s.high)])
+            axis.set_title(panel.title)
+        row[0].set_ylabel(line[0].ylabel)
+    for axis in axes[-1]:
+        axis.set_xlabel("coefficient steps")
+    legend_below(figure, axes[0, 0], columns=min(5, len(panels[0][0].series)))
+    return figure
+
+
+def difference_lines(panels: Sequence[Panel]) -> Any:
+    """Differences between traces against the iteration, with a band over seeds."""
+    figure, axes = new_figure(1, len(panels), 4.2 * len(panels) + 0.4, 3.4, sharey=True)
+    for axis, panel in zip(axes[0], panels):
+        axis.axhline(0, color=GREY, linewidth=1, linestyle="--", zorder=1)
+        for series in panel.series:
+            _draw(axis, series, marker=False)
+        ends = np.concatenate([s.mean[len(s.mean) // 4 :] for s in panel.series])
+        axis.set_yscale("symlog", linthresh=max(float(np.abs(ends).max()), 1e-3))
+        axis.set(title=panel.title, xlabel="iteration")
+    axes[0, 0].set_ylabel(panels[0].ylabel)
+    legend_below(figure, axes[0, 0], columns=2)
+    return figure
+
+
+def ratio_dots(panels: Sequence[Sequence[Panel]]) -> Any:
+    """What is left of the variance, a row of dots per method; the vertical line is no reduction.
+
+    Every series has one value; its label names the row.
+    """
+    rows, columns = len(panels), len(panels[0])
+    names = [series.label for series in panels[0][0].series]
+    height = rows * (0.5 + 0.26 * len(names)) + 0.4
+    figure, axes = new_figure(rows, columns, 2.3 * columns + 1.9, height, sharex="row", sharey=True)
+    for row, line in zip(axes, panels):
+        for axis, panel in zip(row, line):
+            axis.axvline(1, color=GREY, linewidth=1, zorder=1)
+            for i, s in enumerate(panel.series):
+                colour = COLOURS[s.colour]
+                axis.plot([s.low[0], s.high[0]], [i, i], color=colour, linewidth=1.5)
+                face = "white" if s.dashed else colour
+                axis.plot(s.mean[0], i, MARKERS[s.colour], color=colour, mfc=face, markersize=5)
+            axis.set(title=panel.title, yticks=range(len(names)), yticklabels=names)
+            axis.set_ylim(len(names) - 0.5, -0.5)
+            axis.set_xlabel(panel.ylabel)
+    return figure
+
+
+def stacked_parts(
+    names: Sequence[str], draws: Sequence[float], points: Sequence[float], title: str
+) -> Any:
+    """Draws and points, as shares of the plain estimator's total variance, one bar per method."""
+    figure, axes = new_figure(1, 1, 6.6, 0.9 + 0.32 * len(names))
+    axis = axes[0, 0]
+    where = range(len(names))
+    axis.barh(where, points, color=COLOURS[6], label="points")
+    axis.barh(where, draws, left=points, color=COLOURS[1], label="draws")
+    axis.set(yticks=where, yticklabels=names, xlabel="share of the plain total", title=title)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    legend_below(figure, axis, columns=2)
+    return figure
+
+
+class Illustrated(NamedTuple):
+    """One point of figure 1.
+
+    Attributes:
+      name: its input and target, in words.
+      epsilon: draws in ascending order, `[S]`.
+      gradient: the gradient at each.
+      dependent, independent: the variates, with the point's own coefficient and the common one.
+      mean: of the gradient.
+      left: shares of the variance left by the two variates.
+    """
+
+    name: str
+    epsilon: Float[np.ndarray, " S"]
+    gradient: Float[np.ndarray, " S"]
+    dependent: Float[np.ndarray, " S"]
+    independent: Float[np.ndarray, " S"]
+    mean: float
+    left: tuple[float, float]
+
+
+def illustration(points: Sequence[Illustrated]) -> Any:
+    """Gradients and variates against the noise; beside them the estimators' distributions."""
+    figure, axes = new_figure(1, 2, 7.6, 3.7, sharey=True, gridspec_kw={"width_ratios": (1.7, 1)})
+    curves, densities = axes[0]
+    middle = np.mean([point.mean for point in points])
+    for colour, point in zip((COLOURS[2], COLOURS[1]), points):
+        inside = np.abs(point.epsilon) < 3
+        eps = point.epsilon[inside]
+        curves.plot(eps, point.gradient[inside], color=colour, label=f"gradient, {point.name}")
+        curves.plot(
+            eps, point.mean + point.dependent[inside], "--", color=colour, label="its own variate"
+        )
+        for value, style in (
+            (point.gradient, {"histtype": "step", "linewidth": 1.2}),
+            (point.gradient - point.independent, {"histtype": "stepfilled", "alpha": 0.25}),
+            (point.gradient - point.dependent, {"histtype": "stepfilled", "alpha": 0.85}),
+        ):
+            densities.hist(
+                value, bins=60, density=True, orientation="horizontal", color=colour, **style
+            )
+    shared = points[0]
+    inside = np.abs(shared.epsilon) < 3
+    curves.plot(
+        shared.epsilon[inside],
+        middle + shared.independent[inside],
+        ":",
+        color=GREY,
+        linewidth=2,
+        label="the common variate",
+    )
+    curves.set(xlabel="ε", ylabel="gradient of the mean")
+    low = min(p.gradient.min() for p in points)
+    high = max(p.gradient.max() for p in points)
+    curves.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
+    densities.set(xscale="log", xlabel="density (log)")
+    densities.set_title("outline: plain; pale: common; full: own", fontsize=8)
+    legend_below(figure, curves, columns=3)
+    return figure
+
+
+def _draw(axis: Any, series: Series, marker: bool) -> None:
+    colour = COLOURS[series.colour]
+    axis.fill_between(series.x, series.low, series.high, color=colour, alpha=0.15, linewidth=0)
+    axis.plot(
+        series.x,
+        series.mean,
+        color=colour,
+        linestyle="--" if series.dashed else "-",
+        marker=MARKERS[series.colour] if marker else None,
+        markersize=4,
+        linewidth=1.4,
+        label=series.label,
+    )
+
+
+def _plain_ticks(axis: Any, values: Sequence[float]) -> None:
+    """Ratios as plain numbers, not powers of ten, at ticks that a reader would choose."""
+    from matplotlib.ticker import FixedLocator, NullFormatter, StrMethodFormatter
+
+    ladder = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5)
+    low, high = min(values), max(values)
+    chosen = [tick for tick in ladder if 0.8 * low <= tick <= 1.25 * high]
+    axis.yaxis.set_major_locator(FixedLocator(chosen))
+    axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.yaxis.set_minor_locator(FixedLocator([]))
