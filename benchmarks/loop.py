@@ -10,65 +10,12 @@ import time
 
 import _timing
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-from jax import lax
 
 from quell import datasets
-from quell._fit import fit
-from quell._progress import rich_bar, silent
+from quell._progress import rich_bar
+from quell.experiments.bench import BATCH, KEY, OPTIMIZER, STEPS, bare_scan, fitted, growth
 from quell.models import deep_gp, logistic_regression
-
-BATCH = 10
-STEPS = 10_000
-OPTIMIZER = optax.adam(1e-2)
-KEY = jax.random.key(0)
-
-
-def fitted(model, data, num_steps, progress=silent):
-    """A function that runs `fit`."""
-    objective = model.objective(len(data["y"]))
-    params = model.init(KEY)
-    return lambda: fit(
-        objective, data, params=params, optimizer=OPTIMIZER, num_steps=num_steps,
-        batch_size=BATCH, key=KEY, progress=progress,
-    ).params  # fmt: skip
-
-
-def bare_scan(data, num_steps):
-    """A function that runs the plain logistic regression step, written by hand in one scan."""
-    N, d = data["x"].shape
-    rows, columns = np.tril_indices(d)
-
-    def loss(params, eps, batch):
-        L = jnp.zeros((d, d)).at[rows, columns].set(params["scale"])
-        L = jnp.where(jnp.eye(d, dtype=bool), jnp.exp(L), L)
-        logits = jnp.sum(batch["x"] * (params["mean"] + eps @ L.T), -1)
-        likelihood = jnp.mean(batch["y"] * logits - jax.nn.softplus(logits))
-        log_det = params["scale"][rows == columns].sum()
-        kl = 0.5 * (jnp.sum(L**2) + jnp.sum(params["mean"] ** 2) - d) - log_det
-        return kl - N * likelihood
-
-    @jax.jit
-    def run(key, data):
-        index_key, noise_key = jax.random.split(key)
-        indices = jax.random.randint(index_key, (num_steps, BATCH), 0, N)
-
-        def step(carry, this):
-            params, state = carry
-            index, key = this
-            batch = jax.tree.map(lambda leaf: leaf[index], data)
-            eps = jax.random.normal(key, (BATCH, d))
-            value, gradient = jax.value_and_grad(loss)(params, eps, batch)
-            updates, state = OPTIMIZER.update(gradient, state, params)
-            return (optax.apply_updates(params, updates), state), value
-
-        params = {"mean": jnp.zeros(d), "scale": jnp.zeros(len(rows))}
-        carry = (params, OPTIMIZER.init(params))
-        return lax.scan(step, carry, (indices, jax.random.split(noise_key, num_steps)))
-
-    return lambda: run(KEY, data)
 
 
 def numpyro_svi(data, by_hand):
@@ -120,7 +67,7 @@ def against_bare_scan_and_numpyro(rounds):
         _, runs["NumPyro SVI, progress_bar=False, subsampling plate"] = numpyro_svi(data, False)
         with_bar, runs["NumPyro SVI, progress_bar=False, indices by hand"] = numpyro_svi(data, True)
     timings = _timing.side_by_side(runs, rounds=rounds, per=STEPS)
-    rows = _compared(timings, "quell.fit")
+    rows = _timing.compared(timings, "quell.fit")
     if has_numpyro:
         # It compiles in every call: the difference between a long and a short one is its steps.
         few, many = 500, 3000
@@ -140,29 +87,6 @@ def installed(package, extra):
     if not found:
         print(f"\n{package} is not installed, so it is left out: pip install 'quell[{extra}]'")
     return found
-
-
-def _compared(timings, base):
-    """A row for each: name, median and least in µs, ratio to `base`."""
-    return [
-        (name, t.median * 1e6, t.least * 1e6, _timing.ratio(timings, name, base))
-        for name, t in timings.items()
-    ]
-
-
-def growth(rounds):
-    """Time per step as the data grows, shuffling included."""
-    model = logistic_regression(4)
-
-    def table(N):
-        x = np.random.default_rng(0).standard_normal((N, 4), dtype=np.float32)
-        return {"x": jnp.asarray(x), "y": jnp.asarray(x[:, 0] > 0, jnp.float32)}
-
-    sizes = [10**3, 10**5, 10**7]
-    runs = {str(N): fitted(model, table(N), STEPS) for N in sizes}
-    timings = _timing.side_by_side(runs, rounds=rounds, per=STEPS)
-    header = ("N", "µs per step, median", "least", "ratio to N = 1000")
-    return "Growth with N", header, _compared(timings, "1000")
 
 
 @contextlib.contextmanager
@@ -225,7 +149,7 @@ def deep_gps(rounds):
             x, y, num_steps=per["GPyTorch"], batch_size=BATCH
         )
     timings = _timing.side_by_side(runs, rounds=rounds, per=per)
-    rows = _compared(timings, "quell.fit")
+    rows = _timing.compared(timings, "quell.fit")
     title = f"Deep GP step, airfoil, batch {BATCH}, 2 layers, 25 inducing points"
     return title, ("loop", "µs per step, median", "least", "ratio to quell.fit"), rows
 

@@ -18,6 +18,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 _LENGTH_ROWS = 2**16  # the most indices computed at once
 _TURN = 0.05  # seconds of one turn of one loop
+_TURNS = 100  # the most turns
 
 
 class Stepper(NamedTuple):
@@ -93,7 +94,6 @@ def seconds_per_step(
     states: Mapping[Name, PyTree[Array]],
     *,
     seconds: float,
-    turns: int = 9,
 ) -> dict[Name, float]:
     """The median time of a step in each of several loops, which take turns.
 
@@ -104,15 +104,15 @@ def seconds_per_step(
       key: for batches and noise.
       loops: the loops, by name.
       states: where each loop starts.
-      seconds: how long the turns may take together, after compilation.
-      turns: how many turns each loop takes, if time allows; at least three.
+      seconds: how long the turns may take together, after compilation; each loop has at least
+        three.
     """
     states = dict(states)
-    share = min(_TURN, seconds / max(1, len(loops) * (turns + 1)))
+    share = min(_TURN, seconds / max(1, len(loops) * 10))
     counts = {name: _calibrated(key, loop, states[name], share) for name, loop in loops.items()}
     times = {name: [] for name in loops}
     began = time.monotonic()
-    for turn in range(turns):
+    for turn in range(_TURNS):
         if turn >= 3 and time.monotonic() - began > seconds:
             break
         for name, loop in loops.items():

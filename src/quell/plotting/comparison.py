@@ -53,6 +53,7 @@ def frontier_figure(
       The matplotlib figure.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     figure = Figure(figsize=(8.0, 5.2), layout="constrained")
     axes = figure.subplots()
@@ -76,6 +77,8 @@ def frontier_figure(
         ends = [share * cost * 1e6 / x for x in (left, right)]
         axes.plot((left, right), ends, "--", color="0.7", linewidth=0.8, zorder=0)
     axes.set(xlim=(left, right), ylim=(low, high))
+    if right / left > 10:
+        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
     return saved(figure, path)
 

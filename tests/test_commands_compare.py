@@ -1,0 +1,89 @@
+"""`quell compare` and `quell bench` on the command line."""
+
+import json
+
+import jax
+import pytest
+
+from quell.cli import main
+from quell.commands import bench as bench_command
+from quell.experiments import bench
+from quell.experiments.field import MODELS, contest, field
+
+
+def test_compare_writes_table_json_and_figure(tmp_path, capsys):
+    arguments = "compare --estimators antithetic --batch-sizes 10 --steps 20 --seconds 2 --json"
+    assert main([*arguments.split(), "--out", str(tmp_path)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document == json.loads((tmp_path / "comparison.json").read_text())
+    rows = {row["name"]: row for row in document["estimators"]}
+    assert set(rows) == {"plain", "plain-4", "antithetic", "antithetic-8"}
+    wanted = "variance_total variance_draws variance_points seconds_per_step"
+    for row in rows.values():
+        for name in (*wanted.split(), "efficiency_vs_plain", "efficiency_vs_best"):
+            assert isinstance(row[name], float)
+    assert rows["plain"]["efficiency_vs_plain"] == 1.0
+    assert rows["plain-4"]["variance_draws"] < rows["plain"]["variance_draws"]
+    best = max(row["efficiency_vs_best"] for row in rows.values())
+    assert document["estimators"][0]["efficiency_vs_best"] == best == 1.0
+    assert "logistic on titanic" in (tmp_path / "comparison.txt").read_text()
+    assert (tmp_path / "frontier.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--model gan", ("model", "deep-gp")),
+        ("--estimators magic", ("estimators", "taylor")),
+        ("--data people.csv", ("target", "--target")),
+        ("--data people.csv --target age", ("no such file",)),
+        ("--data nothing", ("name", "spambase")),
+    ],
+)
+def test_compare_says_what_is_wrong(arguments, words, capsys):
+    assert main(["compare", *arguments.split()]) == 2
+    message = capsys.readouterr().err
+    assert all(word in message for word in words)
+
+
+def test_a_csv_file_is_compared_by_its_target(tmp_path):
+    path = tmp_path / "people.csv"
+    lines = [f"{i % 5},{(i * 7) % 11},{'yes' if i % 3 else 'no'}" for i in range(40)]
+    path.write_text("\n".join(["age,height,tall", *lines]))
+    problem = contest("logistic", str(path), "tall")
+    assert problem.name == "logistic on people.csv"
+    assert problem.data["x"].shape == (40, 3)  # with a column of ones
+    assert problem.objective.num_data == 40
+
+
+@pytest.mark.parametrize("model", ["logistic", "deep-gp"])
+def test_the_field_is_made_or_says_why_not(model):
+    problem = contest(model)
+    made, refused = {}, {}
+    for name, make in field(jax.random.key(0), problem).items():
+        try:
+            made[name] = make(problem.objective)
+        except ValueError as error:
+            refused[name] = str(error)
+    assert {"plain", "antithetic", "recognition-network", "taylor", "svrg"} <= set(made)
+    structured = {"sticking-the-landing", "score-function", "black-box", "surrogate", "joint"}
+    if model == "logistic":
+        assert not refused
+    else:
+        assert structured <= set(refused)
+    batch = jax.tree.map(lambda leaf: leaf[:4], problem.data)
+    assert problem.context(batch).shape == (4, problem.data["x"].shape[1] + 1)
+
+
+def test_every_benchmark_of_the_command_exists():
+    assert tuple(bench.SECTIONS) == bench_command.SECTIONS
+    assert set(MODELS) == {"logistic", "deep-gp", "bnn", "vae"}
+
+
+def test_bench_prints_tables_and_json(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(bench, "STEPS", 20)
+    assert main(["bench", "--only", "loop", "--rounds", "2", "--out", str(tmp_path)]) == 0
+    assert "bare lax.scan" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "bench.json").read_text())["loop"]["rows"]
+    assert [row["loop"] for row in rows] == ["quell.fit", "bare lax.scan"]
+    assert all(row["µs per step, median"] >= row["least"] > 0 for row in rows)
