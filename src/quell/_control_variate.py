@@ -76,6 +76,7 @@ def control_variate(
     key: Key[Array, ""] | None = None,
     leaves: _leaves.Leaves = None,
     order: Order = apply_then_learn,
+    points: bool = False,
 ) -> ControlVariate:
     """Subtract a learned correction of mean zero from the gradient: G̃ = Ĝ − Θᵀ φ̄.
 
@@ -103,6 +104,8 @@ def control_variate(
       leaves: which leaves are controlled: None for all, a predicate on the path such as
         `lambda path: path.endswith("mean")`, or a pytree of bools. The rest pass untouched.
       order: `apply_then_learn`, or `learn_then_apply`, which is biased.
+      points: whether to control the sub-sampling noise too, by h(y_b) − h̄ with h̄ the mean over
+        the contexts given here, which must then be those of all the data.
 
     Returns:
       An `optax.GradientTransformationExtraArgs`. A batch that is not finite passes through
@@ -115,6 +118,14 @@ def control_variate(
             expected="a key, since these coefficients are initialised at random",
             got="None",
             advice="Pass key=jax.random.key(seed).",
+        )
+
+    if points and coefficients.point_features is None:
+        raise invalid(
+            "points",
+            expected="False with these coefficients, whose features have no known mean",
+            got=True,
+            advice="Use coefficients.least_squares to control the points.",
         )
 
     def init(params, *, key=key):
@@ -132,28 +143,24 @@ def control_variate(
     def update(updates, state, params=None, *, noise=None, context=None, per_example=None, **_):
         _check_context(expected_context, context)
         flat = _leaves.flattener(leaves, updates)
+        total = flat.flatten(updates)
         w, shared = _basis_means(basis, spec, noise, params, context)
-        evidence = Evidence(
-            w=w,
-            context=context,
-            total=flat.flatten(updates),
-            rows=_rows(criterion, flat, per_example, w.shape[0]),
-            leaves=flat.sizes,
-            shared=shared,
-        )
+        w = w.astype(total.dtype)
+        total = flat.flatten(updates)
+        rows = _rows(criterion, flat, per_example, w.shape[0])
 
         def correction(learned):
             h = coefficients.context_features(learned, context, w.shape[0])
             phi = mean_features(w, h)
+            if points:
+                phi = jnp.concatenate([phi, coefficients.point_features(learned, context).mean(0)])
             return coefficients.predict(learned, phi)
 
         before = state.coefficients
-        finite = _leaves.all_finite(updates, evidence.rows, correction(before))
-        after = jax.lax.cond(
-            finite, lambda: coefficients.learn(before, criterion, evidence), lambda: before
-        )
-
-        controlled = evidence.total - jnp.where(finite, correction(order(before, after)), 0)
+        finite = _leaves.all_finite(updates, rows, correction(before))
+        evidence = Evidence(w, context, total, rows, flat.sizes, points, shared, finite)
+        after = coefficients.learn(before, criterion, evidence)
+        controlled = total - jnp.where(finite, correction(order(before, after)), 0)
         return flat.replace(updates, controlled), ControlVariateState(
             coefficients=after, skipped=state.skipped + ~finite
         )
@@ -255,4 +262,4 @@ def _rows(
 
 
 def _one_context(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+    return jax.ShapeDtypeStruct(leaf.shape[1:], jax.dtypes.canonicalize_dtype(leaf.dtype))

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 
 class Evidence(NamedTuple):
@@ -15,7 +15,9 @@ class Evidence(NamedTuple):
       rows: g_b, the gradients of the first R examples, scaled so that their mean over the batch is
         the noisy part of Ĝ, `[R, P]`; or None.
       leaves: the number of entries of each controlled leaf; their sum is P.
+      points: whether the points are controlled too.
       shared: whether all examples share one draw, so that their noise does not average out.
+      finite: whether all of it is finite; where not, nothing may be learned from it, `[]`.
     """
 
     w: Float[Array, "B D"]
@@ -23,7 +25,9 @@ class Evidence(NamedTuple):
     total: Float[Array, " P"]
     rows: Float[Array, "R P"] | None
     leaves: tuple[int, ...]
+    points: bool
     shared: bool
+    finite: Bool[Array, ""]
 
 
 def mean_features(w: Float[Array, "B D"], h: Float[Array, "B H"]) -> Float[Array, " D*H"]:

@@ -129,3 +129,21 @@ def all_finite(*trees: PyTree[Array]) -> Bool[Array, ""]:
     """Whether the sum of all squares is finite, so that moments of what is in the trees are too."""
     squares = [jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(trees)]
     return jnp.isfinite(sum(squares, start=jnp.zeros(())))
+
+
+def leaf_sums(values: Float[Array, "... P"], sizes: tuple[int, ...]) -> Float[Array, "... leaves"]:
+    """The sum over the entries of each leaf."""
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    parts = [values[..., end - size : end].sum(-1) for end, size in zip(ends, sizes)]
+    return jnp.stack(parts, axis=-1)
+
+
+def spread(values: Float[Array, "... leaves"], sizes: tuple[int, ...]) -> Float[Array, "... P"]:
+    """One value per leaf, repeated for every entry of the leaf."""
+    return jnp.concatenate(
+        [
+            jnp.broadcast_to(values[..., i, None], (*values.shape[:-1], size))
+            for i, size in enumerate(sizes)
+        ],
+        axis=-1,
+    )

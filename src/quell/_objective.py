@@ -75,24 +75,52 @@ class Objective(NamedTuple):
           leaves: which leaves to differentiate (all by default); the others are None.
           rows: R, how many examples from the front of the batch (all by default).
         """
+        return self.value_gradient_and_rows(params, noise, batch, leaves=leaves, rows=rows)[2]
+
+    def value_gradient_and_rows(
+        self,
+        params: PyTree[Array],
+        noise: PyTree[Array],
+        batch: PyTree[Array],
+        *,
+        leaves: _leaves.Leaves = None,
+        rows: int | None = None,
+    ) -> tuple[Float[Array, ""], PyTree[Array], PyTree[Array | None]]:
+        """`value_and_gradient` and `per_example_gradients` in one backward pass.
+
+        The first R examples see copies of the chosen leaves, one each; the gradient of a copy is
+        that of its example.
+        """
         B = batch_size(batch)
         R = B if rows is None else min(rows, B)
-        noise = jax.tree.map(lambda e: e[:, :R], noise)
-        batch = jax.tree.map(lambda y: y[:R], batch)
         flat, treedef = jax.tree.flatten(params)
         picks = _leaves.chosen(leaves, params)
+        axes = treedef.unflatten([0 if pick else None for pick in picks])
+        front = jax.tree.map(lambda e: e[:, :R], noise), jax.tree.map(lambda y: y[:R], batch)
+        shared = jax.tree.leaves(noise)[0].shape[1] == 1
+        rest = (
+            noise if shared else jax.tree.map(lambda e: e[:, R:], noise),
+            jax.tree.map(lambda y: y[R:], batch),
+        )
 
-        def summed(copies):
-            rows_of = [c if pick else leaf for c, leaf, pick in zip(copies, flat, picks)]
-            axes = [0 if pick else None for pick in picks]
-            losses = self._losses(treedef.unflatten(rows_of), noise, batch, treedef.unflatten(axes))
-            return self.num_data * losses.mean(0).sum()
+        def value(flat, copies):
+            copied = [copy if pick else leaf for copy, leaf, pick in zip(copies, flat, picks)]
+            losses = self._losses(treedef.unflatten(copied), *front, axes).sum()
+            if R < B:
+                losses = losses + self._losses(treedef.unflatten(flat), *rest).sum()
+            data = self.num_data * losses / (B * jax.tree.leaves(noise)[0].shape[0])
+            if self.regulariser is None:
+                return data
+            return data + self.regulariser(treedef.unflatten(flat))
 
         copies = [
             jnp.broadcast_to(leaf, (R, *jnp.shape(leaf))) if pick else None
             for leaf, pick in zip(flat, picks)
         ]
-        return treedef.unflatten(jax.grad(summed)(copies))
+        total, (direct, copied) = jax.value_and_grad(value, argnums=(0, 1))(flat, copies)
+        gradient = [d + c.sum(0) if pick else d for d, c, pick in zip(direct, copied, picks)]
+        per_example = [B * c if pick else None for c, pick in zip(copied, picks)]
+        return total, treedef.unflatten(gradient), treedef.unflatten(per_example)
 
     def _losses(self, params, noise, batch, params_axis: Any = None) -> Float[Array, "S B"]:
         """The loss of every draw of every example."""

@@ -47,15 +47,20 @@ def polynomial(order: int) -> Basis:
     return Basis(apply)
 
 
-def hermite(order: int, *, cross: bool = False) -> Basis:
+def hermite(order: int, *, cross: bool = False, odd: bool = True) -> Basis:
     """Orthonormal Hermite polynomials of degree 1, …, order, for Gaussian noise.
 
     Args:
       order: the highest total degree.
       cross: also products across dimensions, such as z₁z₂: every multi-index of total degree at
         most `order`, which is binomial(D + order, order) − 1 functions.
+      odd: whether to keep the functions of odd total degree, which antithetic pairs cancel.
     """
     _check_order(order)
+    if not odd and order < 2:
+        raise invalid(
+            "order", expected="at least 2 without odd degrees", got=order, advice="Use 2."
+        )
 
     def apply(noise, draw, params, context):
         if noise.name != "normal":
@@ -132,10 +137,9 @@ def _hermite_degrees(z: Float[Array, " D"], order: int) -> list[Float[Array, " D
     return [value / math.sqrt(math.factorial(k)) for k, value in enumerate(he)]
 
 
-def _multi_indices(D: int, order: int) -> list[list[tuple[int, int]]]:
-    """Every multi-index of total degree 1, …, order, as its nonzero (dimension, degree) pairs."""
+def _multi_indices(D: int, total: int) -> list[list[tuple[int, int]]]:
+    """Every multi-index of the total degree, as its nonzero (dimension, degree) pairs."""
     return [
         [(i, chosen.count(i)) for i in sorted(set(chosen))]
-        for total in range(1, order + 1)
         for chosen in itertools.combinations_with_replacement(range(D), total)
     ]

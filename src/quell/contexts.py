@@ -1,12 +1,18 @@
-"""Context maps h(y): what the coefficients may depend on, as a vector for each example."""
+"""Context maps h(y): what the coefficients may depend on, as a vector for each example.
 
+The first entry of every h is the constant 1.
+"""
+
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
+from quell._errors import invalid
 from quell._objective import batch_size
 
 
@@ -15,7 +21,7 @@ class Context(NamedTuple):
 
     Attributes:
       init: `init(key, context)` fits the map to the contexts of the data, leaves `[N, ...]`.
-      apply: `apply(state, context)` gives h `[B, H]`.
+      apply: `apply(state, context)` gives h `[B, H]`, whose first column is 1.
     """
 
     init: Callable[[Key[Array, ""] | None, PyTree[Array]], PyTree[Array]]
@@ -40,3 +46,103 @@ def constant() -> Context:
         return jnp.ones((batch_size(context), 1))
 
     return Context(init=lambda key, context: (), apply=apply)
+
+
+class Standardised(NamedTuple):
+    """Mean and scale of the raw contexts, `[C]` each; constant columns have scale zero."""
+
+    mean: Float[Array, " C"]
+    inverse_scale: Float[Array, " C"]
+
+
+def standardised() -> Context:
+    """h(y) = [1, (y − mean) / scale]: the raw context, brought to unit scale."""
+
+    def apply(state: Standardised, context):
+        z = (as_matrix(context) - state.mean) * state.inverse_scale
+        return jnp.concatenate([jnp.ones((z.shape[0], 1), z.dtype), z], axis=1)
+
+    return Context(init=lambda key, context: _standardise(context), apply=apply)
+
+
+class RandomFeatures(NamedTuple):
+    """Random Fourier features of the standardised context.
+
+    Attributes:
+      scaling: mean and scale of the raw contexts.
+      frequencies: `[C, M]`.
+      phases: `[M]`.
+    """
+
+    scaling: Standardised
+    frequencies: Float[Array, "C M"]
+    phases: Float[Array, " M"]
+
+
+def random_features(number: int | None = None, lengthscale: float | None = None) -> Context:
+    """h(y) = [1, z, √2 cos(Ωᵀz + b)], z the standardised context: smooth functions of it.
+
+    Args:
+      number: how many cosines; by default from the data: as many as the kernel they stand for
+        has directions in a sample of the contexts, at most 128.
+      lengthscale: of the squared exponential kernel they stand for; by default the median
+        distance between contexts.
+    """
+
+    def init(key, context):
+        scaling = _standardise(context)
+        z = (as_matrix(context) - scaling.mean) * scaling.inverse_scale
+        length, rank = _kernel_scale(np.asarray(z), lengthscale)
+        M = rank if number is None else number
+        frequency_key, phase_key = jax.random.split(key)
+        return RandomFeatures(
+            scaling=scaling,
+            frequencies=jax.random.normal(frequency_key, (z.shape[1], M)) / length,
+            phases=jax.random.uniform(phase_key, (M,), maxval=2 * math.pi),
+        )
+
+    def apply(state: RandomFeatures, context):
+        z = (as_matrix(context) - state.scaling.mean) * state.scaling.inverse_scale
+        cosines = math.sqrt(2) * jnp.cos(z @ state.frequencies + state.phases)
+        return jnp.concatenate([jnp.ones((z.shape[0], 1), z.dtype), z, cosines], axis=1)
+
+    return Context(init, apply)
+
+
+def mean_over(apply: Callable[[PyTree[Array]], Float[Array, "B H"]], context: PyTree[Array]):
+    """h̄, the exact mean over the data, a few thousand rows at a time."""
+    N = batch_size(context)
+    size = min(N, 4096)
+    whole = N - N % size
+    chunks = jax.tree.map(lambda y: y[:whole].reshape(whole // size, size, *y.shape[1:]), context)
+    total = jax.lax.map(lambda part: apply(part).sum(0), chunks).sum(0)
+    if whole < N:
+        total = total + apply(jax.tree.map(lambda y: y[whole:], context)).sum(0)
+    return total / N
+
+
+def _standardise(context: PyTree[Array]) -> Standardised:
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(context)):
+        raise invalid(
+            "context",
+            expected="the contexts of the data, to which this context map is fitted",
+            got="shapes alone",
+            advice="Pass the arrays, or a sample of them, to control_variate.",
+        )
+    y = as_matrix(context)
+    scale = y.std(0)
+    inverse = jnp.where(scale > 1e-8, 1 / jnp.where(scale > 1e-8, scale, 1), 0)
+    return Standardised(y.mean(0), inverse)
+
+
+def _kernel_scale(z: np.ndarray, lengthscale: float | None) -> tuple[float, int]:
+    """Median distance between contexts, and the number of directions the kernel has in them."""
+    rows = z[:: max(1, len(z) // 512)][:512]
+    square = np.maximum((rows**2).sum(1)[:, None] + (rows**2).sum(1)[None] - 2 * rows @ rows.T, 0)
+    apart = square[square > 1e-6 * max(square.max(), 1e-12)]
+    median = float(np.sqrt(np.median(apart))) if apart.size else 1.0
+    length = median if lengthscale is None else lengthscale
+    kernel = np.exp(-square / (2 * length**2))
+    spectrum = np.linalg.eigvalsh(kernel)
+    rank = int((spectrum > 1e-3 * spectrum[-1]).sum())
+    return length, int(np.clip(2 * rank, 8, 128))

@@ -193,6 +193,11 @@ def _learned(init_trunk, h, optimizer, head, decay, random) -> Coefficients:
         return (phi @ state.weights.theta) * _targets.scale(state.targets)
 
     def learn(state, criterion, evidence):
+        return jax.lax.cond(
+            evidence.finite, lambda: step(state, criterion, evidence), lambda: state
+        )
+
+    def step(state, criterion, evidence):
         targets, evidence = _targets.update(state.targets, criterion, evidence, decay)
 
         def value(weights):
@@ -209,4 +214,8 @@ def _learned(init_trunk, h, optimizer, head, decay, random) -> Coefficients:
 
 def _zeros(context: PyTree[Any]) -> PyTree[Array]:
     """One context of zeros."""
-    return jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), context)
+
+    def one(leaf):
+        return jnp.zeros((1, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+    return jax.tree.map(one, context)

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -61,11 +62,12 @@ def running_average(decay: float = 0.99) -> Coefficients:
         weight = decay * state.weight + 1
         mean = decay * state.mean + g.mean(0)
         centred = g - mean / weight
-        return RunningAverage(
+        learned = RunningAverage(
             mean=mean,
             covariance=decay * state.covariance + w.T @ centred / w.shape[0],
             variance=decay * state.variance + (w**2).mean(0),
             weight=weight,
         )
+        return jax.tree.map(lambda new, old: jnp.where(evidence.finite, new, old), learned, state)
 
     return Coefficients(init, context_features, predict, learn)

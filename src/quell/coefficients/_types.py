@@ -38,10 +38,11 @@ class Coefficients(NamedTuple):
       init: `init(key, sizes)` gives the state; `key` may be None where nothing is drawn.
       context_features: `context_features(state, context, B)` gives h `[B, H]`.
       predict: `predict(state, φ)` gives Θᵀφ: `[..., F]` to `[..., P]`. F is D·H for the draws
-        alone, D·H + H with the points.
-      learn: `learn(state, criterion, evidence)` gives the next state.
-      mean_context: `mean_context(state)` gives h̄ `[H]`, the mean over the data, exactly; or None
-        for models that cannot control the points.
+        alone, D·H + H' with the points.
+      learn: `learn(state, criterion, evidence)` gives the next state: the same where the
+        evidence is not finite.
+      point_features: `point_features(state, context)` gives features of mean zero over the data,
+        h(y) − h̄, `[B, H']`; or None for models that cannot control the points.
       random: whether `init` needs a key.
     """
 
@@ -49,5 +50,5 @@ class Coefficients(NamedTuple):
     context_features: Callable[[PyTree[Array], PyTree[Array], int], Float[Array, "B H"]]
     predict: Callable[[PyTree[Array], Float[Array, "... F"]], Float[Array, "... P"]]
     learn: Callable[[PyTree[Array], Criterion, Evidence], PyTree[Array]]
-    mean_context: Callable[[PyTree[Array]], Float[Array, " H"]] | None = None
+    point_features: Callable[[PyTree[Array], PyTree[Array]], Float[Array, "B H2"]] | None = None
     random: bool = False

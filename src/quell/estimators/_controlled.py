@@ -54,14 +54,20 @@ def controlled(
 
         def estimate(key, params, batch, state):
             noise = sampling.draw(key, objective, batch_size(batch))
-            value, gradient = objective.value_and_gradient(params, noise, batch)
-            extra = {}
             if control.criterion.per_example:
-                extra["per_example"] = objective.per_example_gradients(
+                value, gradient, per_example = objective.value_gradient_and_rows(
                     params, noise, batch, leaves=control.leaves, rows=rows
                 )
+            else:
+                value, gradient = objective.value_and_gradient(params, noise, batch)
+                per_example = None
             quieter, control_state = control.update(
-                gradient, state.control, params, noise=noise, context=context(batch), **extra
+                gradient,
+                state.control,
+                params,
+                noise=noise,
+                context=context(batch),
+                per_example=per_example,
             )
             moved = optax.tree.norm(jax.tree.map(jnp.subtract, gradient, quieter))
             return quieter, value, Controlled(control_state, moved)

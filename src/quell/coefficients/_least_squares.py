@@ -1,0 +1,253 @@
+"""Coefficients in closed form: least squares on running sums, judged on rows not yet learned from.
+
+Gradients g are regressed on x = [w(ε) ⊗ h(y), h'(y)]: the first part quiets the draws, the second
+is the intercept, which quiets the points where it is used as h'(y) − h̄'.
+
+Rows are gathered in blocks. When a block is full, every candidate (a memory and a ridge) is judged
+on it before learning from it; then all candidates are solved anew. Each leaf uses the candidate
+that did best, scaled by its best multiplier in [0, 1]: zero until there is evidence.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from quell._errors import invalid
+from quell._features import Evidence, example_features, mean_features
+from quell._leaves import leaf_sums, spread
+from quell.coefficients._cholesky import solve
+from quell.coefficients._types import Coefficients, Sizes
+from quell.contexts import Context, mean_over, random_features, standardised
+from quell.criteria import Criterion
+
+
+class Sums(NamedTuple):
+    """Sums over rows.
+
+    Attributes:
+      A: Σ x xᵀ, `[..., F, F]`.
+      R: Σ x gᵀ, `[..., F, P]`.
+      S: Σ g², `[P]`.
+    """
+
+    A: Float[Array, "... F F"]
+    R: Float[Array, "... F P"]
+    S: Float[Array, " P"]
+
+
+class Scores(NamedTuple):
+    """How the candidates' corrections t did on rows not yet learned from, with forgetting.
+
+    Attributes:
+      gt: Σ (g − ḡ)(t − t̄), `[C, leaves]`.
+      tt: Σ (t − t̄)², `[C, leaves]`.
+      gg: Σ (g − ḡ)², `[leaves]`.
+      n: the number of rows, `[]`.
+    """
+
+    gt: Float[Array, "C leaves"]
+    tt: Float[Array, "C leaves"]
+    gg: Float[Array, " leaves"]
+    n: Float[Array, ""]
+
+
+class LeastSquares(NamedTuple):
+    """State of closed-form coefficients.
+
+    Attributes:
+      contexts: states of the context maps, for the draws and for the points.
+      mean: h̄', the mean of the points' map over the data, `[H']`.
+      block: sums over the rows since the last refresh.
+      memory: sums with forgetting, A `[J, F, F]` and R `[J, F, P]`.
+      candidates: Θ of every candidate, `[C, F, P]`.
+      scores: how the candidates did.
+      gate: the multiplier of each leaf, `[leaves]`.
+      theta: Θ in use: for each leaf its best candidate times its gate, `[F, P]`.
+      step: steps so far, `[]`.
+    """
+
+    contexts: tuple[PyTree[Array], PyTree[Array]]
+    mean: Float[Array, " H2"]
+    block: Sums
+    memory: tuple[Float[Array, "J F F"], Float[Array, "J F P"]]
+    candidates: Float[Array, "C F P"]
+    scores: Scores
+    gate: Float[Array, " leaves"]
+    theta: Float[Array, "F P"]
+    step: Int[Array, ""]
+
+
+def least_squares(
+    context: Context | None = None,
+    *,
+    draws: Context | None = None,
+    every: int = 16,
+    memories: Sequence[float] = (4.0, 32.0),
+    ridges: Sequence[float] = (1e-3,),
+) -> Coefficients:
+    """Closed-form coefficients for draws and points: no learning rate, safe from the first step.
+
+    With `criteria.partial_gradients` it learns from the gradients of examples, otherwise from the
+    gradient of the batch. It learns from as many rows as it is given, and applies to all.
+
+    Args:
+      context: h'(y), for the intercept and the points; fixed random features by default.
+      draws: h(y), for the draws; the standardised context by default, since it is multiplied with
+        every function of the basis.
+      every: steps between refreshes at first; after 16 refreshes, four times as many.
+      memories: how many refreshes the sums reach back, to choose from; give one to fix it.
+      ridges: ridges relative to the mean square of the features, to choose from; give one to fix
+        it.
+    """
+    points = random_features() if context is None else context
+    draws = standardised() if draws is None else draws
+    _check(every, memories, ridges)
+
+    def init(key, sizes: Sizes):
+        if sizes.context is None:
+            raise invalid(
+                "context",
+                expected="the contexts of the data",
+                got="None",
+                advice="Pass context=... to control_variate.",
+            )
+        draws_key, points_key = jax.random.split(key)
+        fitted = draws.init(draws_key, sizes.context), points.init(points_key, sizes.context)
+        mean = mean_over(lambda y: points.apply(fitted[1], y), sizes.context)
+        H = jax.eval_shape(draws.apply, fitted[0], sizes.context).shape[1]
+        P, L = sizes.outputs, len(sizes.leaves)
+        F, J, C = sizes.basis * H + mean.shape[0], len(memories), len(memories) * len(ridges)
+
+        def zeros(*shape):
+            return jnp.zeros(shape, sizes.dtype)
+
+        return LeastSquares(
+            contexts=fitted,
+            mean=mean.astype(sizes.dtype),
+            block=Sums(zeros(F, F), zeros(F, P), zeros(P)),
+            memory=(zeros(J, F, F), zeros(J, F, P)),
+            candidates=zeros(C, F, P),
+            scores=Scores(zeros(C, L), zeros(C, L), zeros(L), zeros()),
+            gate=zeros(L),
+            theta=zeros(F, P),
+            step=jnp.zeros((), jnp.int32),
+        )
+
+    def context_features(state, y, B):
+        return draws.apply(state.contexts[0], y).astype(state.theta.dtype)
+
+    def point_features(state, y):
+        return points.apply(state.contexts[1], y).astype(state.theta.dtype) - state.mean
+
+    def predict(state, phi):
+        return phi @ state.theta[: phi.shape[-1]]
+
+    def learn(state, criterion, evidence):
+        h = context_features(state, evidence.context, evidence.w.shape[0])
+        x, g = _rows(criterion, evidence, h, point_features(state, evidence.context) + state.mean)
+        x, g = jnp.where(evidence.finite, x, 0), jnp.where(evidence.finite, g, 0)
+        block = Sums(
+            A=state.block.A + x.T @ x,
+            R=state.block.R + x.T @ g,
+            S=state.block.S + (g**2).sum(0),
+        )
+        state = state._replace(block=block, step=state.step + evidence.finite)
+        period = jnp.where(state.step <= 16 * every, every, 4 * every)
+        full = evidence.finite & (state.step % period == 0)
+        return jax.lax.cond(full, lambda s: refresh(s, evidence), lambda s: s, state)
+
+    def refresh(state: LeastSquares, evidence: Evidence):
+        one = state.theta.shape[0] - state.mean.shape[0]  # where the constant 1 of h' stands
+        used = state.candidates if evidence.points else state.candidates.at[:, one:].set(0)
+        scores = _forget(state.scores, 0.75, _judge(used, state.block, one, evidence.leaves))
+        forget = jnp.exp(-1 / jnp.asarray(memories, state.theta.dtype))[:, None, None]
+        A = forget * state.memory[0] + state.block.A
+        R = forget * state.memory[1] + state.block.R
+        candidates = _solve(A, R, ridges)
+        best, gate = _choose(scores)
+        return state._replace(
+            block=jax.tree.map(jnp.zeros_like, state.block),
+            memory=(A, R),
+            candidates=candidates,
+            scores=scores,
+            gate=gate,
+            theta=_pick(candidates, best, evidence.leaves) * spread(gate, evidence.leaves),
+        )
+
+    return Coefficients(
+        init=init,
+        context_features=context_features,
+        predict=predict,
+        learn=learn,
+        point_features=point_features,
+        random=True,
+    )
+
+
+def _rows(
+    criterion: Criterion,
+    evidence: Evidence,
+    h: Float[Array, "B H"],
+    intercept: Float[Array, "B H2"],
+) -> tuple[Float[Array, "R F"], Float[Array, "R P"]]:
+    """Regressors [w ⊗ h, h'] and gradients: of the first R examples, or of the batch as one row."""
+    w = evidence.w
+    if criterion.per_example and evidence.rows is not None:
+        R = evidence.rows.shape[0]
+        x = jnp.concatenate([example_features(w[:R], h[:R]), intercept[:R]], axis=1)
+        return x, evidence.rows
+    return jnp.concatenate([mean_features(w, h), intercept.mean(0)])[None], evidence.total[None]
+
+
+def _solve(A: Float[Array, "J F F"], R: Float[Array, "J F P"], ridges) -> Float[Array, "C F P"]:
+    """(A + r mean(diag A) I) Θ = R for every memory and ridge."""
+    F, dtype = A.shape[-1], A.dtype
+    size = jnp.trace(A, axis1=-2, axis2=-1) / F + jnp.finfo(dtype).tiny
+    ridge = jnp.asarray(ridges, dtype)[:, None, None, None] * size[:, None, None]
+    systems = (A + ridge * jnp.eye(F, dtype=dtype)).reshape(-1, F, F)
+    return jax.vmap(solve)(systems, jnp.tile(R, (len(ridges), 1, 1)))
+
+
+def _judge(theta: Float[Array, "C F P"], block: Sums, one: int, leaves: tuple[int, ...]) -> Scores:
+    """Centred sums of products of gradients g and corrections t = Θᵀx over the rows of a block."""
+    n, sum_x, sum_g = block.A[one, one], block.A[one], block.R[one]
+    sum_t = (theta * sum_x[:, None]).sum(1)
+    gt = (theta * block.R).sum(1) - sum_t * sum_g / n
+    tt = jnp.stack([(t * (block.A @ t)).sum(0) for t in theta]) - sum_t**2 / n
+    gg = block.S - sum_g**2 / n
+    return Scores(leaf_sums(gt, leaves), leaf_sums(tt, leaves), leaf_sums(gg, leaves), n)
+
+
+def _forget(old: Scores, decay: float, new: Scores) -> Scores:
+    return jax.tree.map(lambda a, b: decay * a + b, old, new)
+
+
+def _choose(scores: Scores) -> tuple[Int[Array, " leaves"], Float[Array, " leaves"]]:
+    """The best candidate of each leaf, and its best multiplier less one standard error."""
+    tt = jnp.where(scores.tt > 0, scores.tt, 1)
+    slope = scores.gt / tt
+    residual = jnp.maximum(scores.gg - slope * scores.gt, 0)
+    error = jnp.sqrt(residual / tt / jnp.maximum(scores.n, 1))
+    gate = jnp.where(scores.tt > 0, jnp.clip(slope - error, 0, 1), 0)
+    gain = 2 * gate * scores.gt - gate**2 * scores.tt
+    best = jnp.argmax(gain, axis=0)
+    return best, jnp.take_along_axis(gate, best[None], axis=0)[0]
+
+
+def _pick(theta: Float[Array, "C F P"], best, leaves: tuple[int, ...]) -> Float[Array, "F P"]:
+    """Each leaf's columns from its best candidate."""
+    chosen = spread(best, leaves)
+    return jnp.take_along_axis(theta, chosen[None, None], axis=0)[0]
+
+
+def _check(every, memories, ridges) -> None:
+    if not isinstance(every, int) or every < 1:
+        raise invalid("every", expected="an int ≥ 1", got=every, advice="Try 16.")
+    for name, values in (("memories", memories), ("ridges", ridges)):
+        if not values or any(value <= 0 for value in values):
+            raise invalid(
+                name, expected="positive numbers", got=values, advice="Leave out for the default."
+            )
