@@ -4,6 +4,8 @@ A row is `row(sampling, data)`, which gives an estimator with that sampling insi
 can put the draws of its choice in place of random ones.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -13,6 +15,9 @@ from quell import bases, coefficients, criteria
 from quell import estimators as est
 
 NUM_DATA, BATCH = 4, 2
+
+# These tests compile much and compute little.
+quick_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def control(objective_noise):
@@ -26,10 +31,12 @@ def control(objective_noise):
     )
 
 
+def contexts(batch):
+    return jnp.concatenate([batch["x"], batch["y"][:, None]], axis=1)
+
+
 def controlled(sampling):
-    return est.controlled(
-        sampling, control(quell.normal(1)), context=lambda batch: {k: batch[k] for k in ("x", "y")}
-    )
+    return est.controlled(sampling, control(quell.normal(1)), context=contexts)
 
 
 # Unbiased whatever their state.
@@ -91,7 +98,7 @@ def take(data, index):
     return jax.tree.map(lambda leaf: leaf[index], data)
 
 
-def wander(key, estimator, params, data, steps, batch=BATCH):
+def wander(key, estimator, params, data, steps, batch=BATCH, far=0.3):
     """A state after some steps at parameters that move: an arbitrary learned state."""
     init_key, walk_key = jax.random.split(key)
 
@@ -99,7 +106,7 @@ def wander(key, estimator, params, data, steps, batch=BATCH):
         row_key, param_key, draw_key = jax.random.split(key, 3)
         rows = jax.random.choice(row_key, len(data["y"]), (batch,), replace=False)
         nearby = jax.tree.map(
-            lambda p: p + 0.3 * jax.random.normal(param_key, p.shape, p.dtype), params
+            lambda p: p + far * jax.random.normal(param_key, p.shape, p.dtype), params
         )
         return estimator.estimate(draw_key, nearby, take(data, rows), state)[2], None
 
