@@ -270,8 +270,8 @@ def test_antithetic_and_taylor_leave_little_of_the_draws_on_titanic(key):
     """At 1,000 steps of batch 10, trained with antithetic pairs from q = N(0, 0.1² I).
 
     What they leave grows with the square of the width of q, so it says where q has got to: over
-    ten runs 0.005 here, 0.03 from N(0, I); 0.016 and 0.05 when trained with plain draws, with a
-    run at 0.04 in either.
+    ten runs 0.005 here and 0.03 from N(0, I); 0.016, with one run at 0.04, and 0.05 when trained
+    with plain draws.
     """
     data = titanic()
     model = models.logistic_regression(data.dim)
