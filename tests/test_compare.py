@@ -12,8 +12,9 @@ from test_measure import linear_loss
 import quell
 from quell import estimators as est
 from quell._compare import _compare, compare
-from quell._compare._training import Training, _largest_prime, followed, seconds_to_target, trained
-from quell._measure import Estimate, Noisiness, Parts
+from quell._compare._training import Training, _largest_prime, seconds_to_target, trained
+from quell._fit import fit
+from quell._measure import Estimate, Noisiness, Parts, followed_state, stepper
 from quell._objective import Objective
 from quell.estimators import Estimator
 
@@ -124,20 +125,24 @@ def test_efficiency_is_the_ratio_of_variance_times_time():
     ]  # fmt: skip
 
 
-def test_every_estimator_follows_the_same_run(key, toy):
+def test_estimators_follow_the_recorded_run(key, toy):
     objective, params, data = toy
     training = Training(optax.sgd(1e-3), num_steps=9, batch_size=4)
-    end = trained(key, objective, params, data, training)
-    one = followed(key, objective, watching, params, data, training, 2)
-    other = followed(key, objective, watching, params, data, training, 5)
-    assert followed(key, objective, est.monte_carlo(), params, data, training, 2) == ()
-    # It was shown the parameters of the last step, and had learned for a prime number of steps.
-    for (last, steps), leaf in ((one, "slope"), (other, "other")):
-        assert steps == _largest_prime(9) == 7
-        np.testing.assert_allclose(last[leaf], one[0][leaf], rtol=1e-6)
-        step = jnp.abs(last[leaf] - end[leaf])
-        assert (step > 0).all()
-        assert (step < 0.11).all()
+    end, path = trained(key, objective, params, data, training)
+    seen = []
+    straight = fit(
+        objective, data, params=params, optimizer=training.optimizer, num_steps=9,
+        batch_size=4, key=key, callback=lambda step, p, _: seen.append(p), callback_every=1,
+    )  # fmt: skip
+    jax.tree.map(np.testing.assert_allclose, end, straight.params)
+    assert path["slope"].shape == (_largest_prime(9),) == (7,)
+    # The parameters before each of the last seven steps: after steps 2, …, 8.
+    np.testing.assert_allclose(path["slope"], [p["slope"] for p in seen[1:8]], rtol=1e-6)
+    loop = stepper(watching(objective), params, data, 2)
+    state = watching(objective).init(key, params, data)
+    last, steps = followed_state(key, loop, state, path)
+    assert steps == 7
+    jax.tree.map(np.testing.assert_allclose, last, jax.tree.map(lambda p: p[-1], path))
 
 
 def test_time_to_target_counts_the_steps_until_it_is_reached(key, toy):

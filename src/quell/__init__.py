@@ -5,6 +5,8 @@ from quell import coefficients as coefficients
 from quell import contexts as contexts
 from quell import criteria as criteria
 from quell import estimators as estimators
+from quell._compare import Comparison as Comparison
+from quell._compare import compare as compare
 from quell._control_variate import ControlVariate as ControlVariate
 from quell._control_variate import apply_then_learn as apply_then_learn
 from quell._control_variate import control_variate as control_variate

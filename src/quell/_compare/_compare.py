@@ -11,7 +11,7 @@ from jaxtyping import Array, Key, PyTree
 
 from quell import _leaves
 from quell._compare._record import Comparison, Row
-from quell._compare._training import Training, followed, seconds_to_target, trained
+from quell._compare._training import Training, seconds_to_target, trained
 from quell._errors import invalid
 from quell._measure import (
     Noisiness,
@@ -19,6 +19,7 @@ from quell._measure import (
     Stepper,
     ceilings,
     default_bases,
+    followed_state,
     full_gradient,
     learned_state,
     noisiness,
@@ -47,6 +48,7 @@ class _Problem(NamedTuple):
     objective: Objective
     start: PyTree[Array]
     params: PyTree[Array]
+    path: PyTree[Array] | None
     data: PyTree[Array]
     training: Training
     reference: Reference
@@ -84,7 +86,7 @@ def compare(
     antithetic draws, one pair and several, at every batch size.
 
     With `num_steps` the model is first trained on plain gradients, and the state of every
-    estimator learns along the same run, from batches of its own, as it would in training. Without,
+    estimator learns along that run, from batches of its own, as it would in training. Without,
     the parameters stay where they are and the states learn there; estimators that remember where
     the parameters were, such as SVRG, then look better than they are in training.
 
@@ -119,10 +121,12 @@ def compare(
         )
     train_key, reference_key, each_key, timing_key, ceiling_key = jax.random.split(key, 5)
     training = Training(optimizer or optax.adam(1e-2), num_steps, sizes[0])
-    here = trained(train_key, objective, params, data, training) if num_steps else params
+    here, path = params, None
+    if num_steps:
+        here, path = trained(train_key, objective, params, data, training)
     allowed = _REFERENCE * seconds
     reference = full_gradient(reference_key, objective, here, data, seconds=allowed)
-    problem = _Problem(objective, params, here, data, training, reference)
+    problem = _Problem(objective, params, here, path, data, training, reference)
     everyone = {**baselines, **estimators}
     share = seconds / (len(everyone) * len(sizes))
 
@@ -133,7 +137,7 @@ def compare(
             for size in sizes:
                 if report:
                     report(name, size)
-                candidate = _candidate(each_key, train_key, problem, make, size, share)
+                candidate = _candidate(each_key, problem, make, size, share)
                 candidates[name, size] = candidate
         except ValueError as error:
             unavailable[name] = f"not available: {error}"
@@ -162,18 +166,19 @@ def compare(
     )
 
 
-def _candidate(key, train_key, problem: _Problem, make: MakeEstimator, size, seconds) -> _Candidate:
+def _candidate(key, problem: _Problem, make: MakeEstimator, size, seconds) -> _Candidate:
     """An estimator with its state, and what was found out about its noise."""
     init_key, learn_key, noise_key = jax.random.split(key, 3)
     objective, params, data = problem.objective, problem.params, problem.data
     made = make(objective)
     loop = stepper(made, params, data, size)
-    if problem.training.num_steps:
-        start, training = problem.start, problem.training
-        state = followed(train_key, objective, make, start, data, training, size)
-    else:
+    if problem.path is None:
         state = made.init(init_key, params, data)
         state = learned_state(learn_key, loop, state, steps=1000, seconds=_WARM_UP * seconds)
+    else:
+        first = jax.tree.map(lambda p: p[0], problem.path)
+        state = made.init(init_key, first, data)
+        state = followed_state(learn_key, loop, state, problem.path)
     found = noisiness(
         noise_key,
         made,

@@ -1,4 +1,4 @@
-"""Parameters to compare at, states that have followed them there, and the time to a target."""
+"""Parameters to compare at, the path that led there, and the time to a target."""
 
 import math
 from collections.abc import Callable
@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
 from jaxtyping import Array, Int, Key, PyTree
 
-from quell._batches import reshuffle
 from quell._fit import fit
 from quell._objective import Objective
 from quell._progress import silent
 from quell.estimators import Estimator, MakeEstimator, monte_carlo
+
+_PATH_NUMBERS = 2**25  # how much of a run is remembered
 
 
 class Training(NamedTuple):
@@ -32,17 +32,15 @@ class Training(NamedTuple):
     batch_size: int
 
 
-class Following(NamedTuple):
-    """State of an estimator that watches a run it does not drive.
+class Recording(NamedTuple):
+    """State of plain gradients that keep a record of where they were taken.
 
     Attributes:
-      driver: the state of the estimator that drives.
-      follower: the state of the one that watches.
+      path: the parameters of the last W steps, leaves `[W, ...]`.
       step: how many steps were taken, `[]`.
     """
 
-    driver: PyTree[Array]
-    follower: PyTree[Array]
+    path: PyTree[Array]
     step: Int[Array, ""]
 
 
@@ -52,31 +50,28 @@ def trained(
     params: PyTree[Array],
     data: PyTree[Array],
     training: Training,
-) -> PyTree[Array]:
-    """The parameters after training on plain gradients."""
-    return _run(key, objective, monte_carlo(), params, data, training).params
+) -> tuple[PyTree[Array], PyTree[Array]]:
+    """Train on plain gradients.
 
-
-def followed(
-    key: Key[Array, ""],
-    objective: Objective,
-    estimator: MakeEstimator,
-    params: PyTree[Array],
-    data: PyTree[Array],
-    training: Training,
-    batch_size: int,
-) -> PyTree[Array]:
-    """The state of an estimator that learned along the same run, from batches of its own.
-
-    With the same key every estimator, at every batch size, follows the same parameters. It follows
-    the last p steps, p the largest prime up to T, so that an estimator that does something every
-    so many steps is caught in between.
+    Returns:
+      The parameters, and their path over the last W steps, leaves `[W, ...]`: all of the run if
+      memory allows. W is a prime, so that an estimator that does something every so many steps is
+      caught in between when it has followed the path.
     """
-    state = jax.eval_shape(estimator(objective).init, key, params, data)
-    if not jax.tree.leaves(state):
-        return state
-    both = _following(estimator, data, batch_size, training.num_steps)
-    return _run(key, objective, both, params, data, training).estimator_state.follower
+    size = sum(int(jnp.size(leaf)) for leaf in jax.tree.leaves(params))
+    W = _largest_prime(max(1, min(training.num_steps, _PATH_NUMBERS // size)))
+    result = fit(
+        objective,
+        data,
+        params=jax.tree.map(jnp.array, params),
+        optimizer=training.optimizer,
+        num_steps=training.num_steps,
+        batch_size=training.batch_size,
+        key=key,
+        estimator=_recording(training.num_steps, W),
+        progress=silent,
+    )
+    return result.params, result.estimator_state.path
 
 
 def seconds_to_target(
@@ -117,45 +112,21 @@ def seconds_to_target(
     return float(reached[0] * every * seconds_per_step) if len(reached) else None
 
 
-def _run(key, objective, estimator: MakeEstimator, params, data, training: Training):
-    return fit(
-        objective,
-        data,
-        params=jax.tree.map(jnp.array, params),
-        optimizer=training.optimizer,
-        num_steps=training.num_steps,
-        batch_size=training.batch_size,
-        key=key,
-        estimator=estimator,
-        progress=silent,
-    )
-
-
-def _following(
-    estimator: MakeEstimator, data: PyTree[Array], batch_size: int, num_steps: int
-) -> Callable[[Objective], Estimator]:
-    """Plain gradients, while another estimator watches with batches of its own."""
-    start = num_steps - _largest_prime(num_steps)
+def _recording(num_steps: int, W: int) -> Callable[[Objective], Estimator]:
+    """Plain gradients that keep the parameters of the last W of so many steps."""
 
     def make(objective: Objective) -> Estimator:
-        driver, follower = monte_carlo()(objective), estimator(objective)
+        plain = monte_carlo()(objective)
 
         def init(key, params, batch):
-            # The driver has no state, and so needs no key.
-            watching = follower.init(key, params, batch)
-            return Following(driver.init(key, params, batch), watching, jnp.zeros((), jnp.int32))
+            path = jax.tree.map(lambda p: jnp.zeros((W, *p.shape), p.dtype), params)
+            return Recording(path, jnp.zeros((), jnp.int32))
 
         def estimate(key, params, batch, state):
-            gradient, value, driver_state = driver.estimate(key, params, batch, state.driver)
-            row_key, follower_key = jax.random.split(jax.random.fold_in(key, 1))
-            rows = reshuffle(row_key, 0, 1, objective.num_data, batch_size)[0]
-            own = jax.tree.map(lambda y: y[rows], data)
-            watching = lax.cond(
-                state.step >= start,
-                lambda: follower.estimate(follower_key, params, own, state.follower)[2],
-                lambda: state.follower,
-            )
-            return gradient, value, Following(driver_state, watching, state.step + 1)
+            gradient, value, _ = plain.estimate(key, params, batch, ())
+            row = jnp.maximum(state.step - (num_steps - W), 0)  # row 0 until the last W begin
+            path = jax.tree.map(lambda kept, p: kept.at[row].set(p), state.path, params)
+            return gradient, value, Recording(path, state.step + 1)
 
         return Estimator(init, estimate)
 

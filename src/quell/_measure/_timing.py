@@ -17,58 +17,77 @@ from quell.estimators import Estimator
 Name = TypeVar("Name", bound=Hashable)
 
 _LENGTH_ROWS = 2**16  # the most indices computed at once
+_PATH_NUMBERS = 2**22  # the most numbers in a path of parameters
 _TURN = 0.05  # seconds of one turn of one loop
 _TURNS = 100  # the most turns
 
 
 class Stepper(NamedTuple):
-    """A compiled loop of an estimator's steps at fixed parameters.
+    """A compiled loop of an estimator's steps along given parameters.
 
     Attributes:
       prepare: `prepare(key)` chooses the batches and keys of the next `length` steps.
-      advance: `advance(prepared, state, steps)` gives the state after at most `length` steps, once
-        they are done.
+      advance: `advance(prepared, state, steps, path)` gives the state after at most `length`
+        steps, once they are done. The parameters of each step are in `path`, leaves
+        `[length, ...]`; where there is none they stand still.
       length: the most steps of one call.
     """
 
     prepare: Callable[[Key[Array, ""]], PyTree[Array]]
-    advance: Callable[[PyTree[Array], PyTree[Array], int], PyTree[Array]]
+    advance: Callable[..., PyTree[Array]]
     length: int
 
 
 def stepper(
     estimator: Estimator, params: PyTree[Array], data: PyTree[Array], batch_size: int
 ) -> Stepper:
-    """The loop of an estimator: gather a batch, estimate, update the state and the parameters.
+    """The loop of an estimator: gather a batch, estimate, update the state, add up the gradients.
 
-    The parameters take a step of stochastic gradient descent whose rate, zero, the compiler is not
-    told: nothing that depends on the parameters can be moved out of the loop.
+    Parameters that stand still are read anew in every step, as if they moved: nothing that depends
+    on them can be computed once and for all.
     """
     N = rows_of(data)
-    length = max(1, min(1000, _LENGTH_ROWS // batch_size))
-    rate = jnp.zeros(())
+    size = sum(int(jnp.size(leaf)) for leaf in jax.tree.leaves(params))
+    length = max(1, min(1000, _LENGTH_ROWS // batch_size, _PATH_NUMBERS // size))
+    still = jax.tree.map(lambda p: jnp.repeat(p[None], length, axis=0), params)
 
     def prepare(key):
         return consecutive_batches(key, length, N, batch_size)
 
     @jax.jit
-    def loop(prepared, params, data, state, rate, steps):
+    def loop(prepared, path, data, state, steps):
         indices, keys = prepared
 
         def body(i, carried):
-            params, state = carried
+            total, state = carried
             batch = jax.tree.map(lambda y: y.at[indices[i]].get(mode="promise_in_bounds"), data)
+            params = jax.tree.map(lambda p: p[i], path)
             gradient, _, state = estimator.estimate(keys[i], params, batch, state)
-            moved = jax.tree.map(lambda p, g: (p - rate * g).astype(p.dtype), params, gradient)
-            return moved, state
+            return jax.tree.map(jnp.add, total, gradient), state
 
-        return lax.fori_loop(0, steps, body, (params, state))
+        total = jax.tree.map(lambda p: jnp.zeros_like(p[0]), path)
+        return lax.fori_loop(0, steps, body, (total, state))
 
-    def advance(prepared, state, steps):
-        carried = loop(prepared, params, data, jax.tree.map(_strong, state), rate, steps)
-        return jax.block_until_ready(carried)[1]  # all of it, so that nothing is optimised away
+    def advance(prepared, state, steps, path=still):
+        carried = loop(prepared, path, data, jax.tree.map(_strong, state), steps)
+        return jax.block_until_ready(carried)[1]  # the gradients too: all of the work is done
 
     return Stepper(prepare, advance, length)
+
+
+def followed_state(
+    key: Key[Array, ""], loop: Stepper, state: PyTree[Array], path: PyTree[Array]
+) -> PyTree[Array]:
+    """The state after following parameters along a path, leaves `[T, ...]`."""
+    if not jax.tree.leaves(state):
+        return state
+    T = rows_of(path)
+    for start in range(0, T, loop.length):
+        rows = np.minimum(start + np.arange(loop.length), T - 1)
+        part = jax.tree.map(lambda p: p[rows], path)  # noqa: B023
+        prepared = loop.prepare(jax.random.fold_in(key, start))
+        state = loop.advance(prepared, state, min(loop.length, T - start), part)
+    return state
 
 
 def learned_state(
