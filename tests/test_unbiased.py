@@ -1,6 +1,7 @@
 """Unbiasedness, exactly: quadrature over every draw of the batch, enumeration of mini-batches."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from _exact import EXACT, expectation, max_error, mini_batches, nodes
@@ -22,13 +23,25 @@ from conformance import (
 import quell
 from quell import bases, coefficients, criteria
 
-LEARNED = [name for name in COEFFICIENTS if name != "fixed"]
+# The models that learn from every batch; least squares may find a batch not worth learning from.
+LEARNED = ["context_free", "recognition_network", "running_average"]
+
+
+def elsewhere(state):
+    """Another state: every number larger than it was, so that what is positive stays so."""
+    rng = np.random.default_rng(0)
+
+    def move(leaf):
+        moved = leaf + 0.3 * np.abs(rng.normal(size=leaf.shape))
+        return jnp.asarray(moved if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf, leaf.dtype)
+
+    return jax.tree.map(move, state)
 
 
 def bias(key, basis, model, criterion, noise=None, samples=1, shared=False, points=3, **kwargs):
     """The exact |E[G̃] − E[Ĝ]| at an arbitrary learned state, and the size of the correction.
 
-    The state is arbitrary in that it has learned along random draws of random batches.
+    The state has learned along random draws of random batches, and was then moved elsewhere.
     """
     data_key, init_key, path_key = jax.random.split(key, 3)
     dim = 2 if noise is None else noise.size
@@ -46,10 +59,11 @@ def bias(key, basis, model, criterion, noise=None, samples=1, shared=False, poin
         )(eps)
 
     state = control.init(params)
-    path = np.asarray(jax.random.randint(path_key, (5, 1 + BATCH), 0, 10_000))
+    path = np.asarray(jax.random.randint(path_key, (3, 1 + BATCH), 0, 10_000))
     for step in path:
         states = every_draw(state, step[1:] % NUM_DATA)[2]
         state = take(states, step[0] % len(eps))
+    state = elsewhere(state)
     plain, controlled, _ = every_draw(state, np.arange(BATCH))
     difference = max_error(expectation(controlled, weights), expectation(plain, weights))
     return difference, max_error(controlled, plain)
@@ -73,18 +87,16 @@ def test_learning_first_is_seen_to_be_biased(x64, key, model, criterion):
     assert error > 1e-4
 
 
-@pytest.mark.parametrize("criterion", CRITERIA)
 @pytest.mark.parametrize("model", COEFFICIENTS)
-@pytest.mark.parametrize(("samples", "shared"), [(2, False), (2, True)])
-def test_several_draws_and_shared_draws_are_unbiased(x64, key, model, criterion, samples, shared):
-    noise = quell.normal(1)
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+def test_several_draws_and_shared_draws_are_unbiased(x64, key, model, shared):
     error, size = bias(
         key,
         bases.polynomial(2),
         COEFFICIENTS[model](),
-        CRITERIA[criterion],
-        noise=noise,
-        samples=samples,
+        criteria.partial_gradients,
+        noise=quell.normal(1),
+        samples=2,
         shared=shared,
     )
     assert error < EXACT
