@@ -73,11 +73,11 @@ def hermite(order: int, *, cross: bool = False, odd: bool = True) -> Basis:
         z = noise.standardise(draw)
         degrees = _hermite_degrees(z, order)
         if not cross:
-            return jnp.concatenate(degrees[1:])
-        return jnp.stack(
-            [math.prod(degrees[k][i] for i, k in index) for index in _multi_indices(z.size, order)]
-        )
+            return jnp.concatenate([degrees[k] for k in kept])
+        indices = [index for total in kept for index in _multi_indices(z.size, total)]
+        return jnp.stack([math.prod(degrees[k][i] for i, k in index) for index in indices])
 
+    kept = [k for k in range(1, order + 1) if odd or k % 2 == 0]
     return Basis(apply)
 
 
