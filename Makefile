@@ -10,7 +10,7 @@ help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
 
 demo: $(VENV)/.demo  ## set up and run the main job; figures land in out/
-	$(BIN)/python examples/titanic.py --out out
+	$(BIN)/quell reproduce all --quick --out out
 
 test: $(VENV)/.test  ## set up and run the tests
 	$(BIN)/python -m pytest -n 2 $(ARGS)

@@ -99,10 +99,18 @@ def exists_as_target(name: str) -> bool:
     return re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M) is not None
 
 
+def exists_as_command(name: str) -> bool:
+    """Whether the command line takes it; `--help` keeps it from running."""
+    with pytest.raises(SystemExit) as left:
+        load("quell.cli").main([*name.split()[1:], "--help"])
+    return left.value.code == 0
+
+
 CHECKS = (
     (re.compile(r"quell\.[A-Za-z_.]+(\(.*\))?$"), exists_in_package),
     (re.compile(r"(tests|benchmarks|examples|docs)/[\w/.]+(::\w+)?$"), exists_as_test),
     (re.compile(r"make [a-z-]+$"), exists_as_target),
+    (re.compile(r"quell [a-z-]+( [a-z0-9-]+)*( --[a-z-]+)*$"), exists_as_command),
 )
 
 
@@ -121,8 +129,18 @@ def test_names_in_the_docs_exist(page):
 
 
 def test_a_name_that_does_not_exist_is_found():
-    wrong = ["quell.bases.linnear", "tests/test_docs.py::test_nothing", "make nothing"]
-    right = ["quell.bases.linear()", "tests/test_docs.py::test_doctests_hold", "make test"]
+    wrong = [
+        "quell.bases.linnear",
+        "tests/test_docs.py::test_nothing",
+        "make nothing",
+        "quell reproduce nothing",
+    ]
+    right = [
+        "quell.bases.linear()",
+        "tests/test_docs.py::test_doctests_hold",
+        "make test",
+        "quell reproduce all --quick",
+    ]
     assert missing(wrong + right) == wrong
 
 
