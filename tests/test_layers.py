@@ -13,7 +13,7 @@ ROOT = Path(quell.__file__).parent
 
 # From the bottom up. `quell` is the package itself, for those that use the public names.
 LAYERS = (
-    {"_errors"},
+    {"_errors", "_automatic"},
     {"noise", "_leaves", "_features", "_gaussian", "_batches", "_progress", "_checkpoint"},
     {"datasets"},
     {"_objective", "bases", "criteria"},
@@ -22,7 +22,9 @@ LAYERS = (
     {"_control_variate"},
     {"estimators"},
     {"_loop", "_fit_checks"},
-    {"_fit", "_measure"},
+    {"_measure"},
+    {"_recommend"},
+    {"_fit"},
     {"_compare"},
     {"quell"},
     {"models", "adapters"},

@@ -120,7 +120,8 @@ def control_variate(
             advice="Pass key=jax.random.key(seed).",
         )
 
-    if points and coefficients.point_features is None:
+    point_features = coefficients.point_features if points else None
+    if points and point_features is None:
         raise invalid(
             "points",
             expected="False with these coefficients, whose features have no known mean",
@@ -152,8 +153,8 @@ def control_variate(
         def correction(learned):
             h = coefficients.context_features(learned, context, w.shape[0])
             phi = mean_features(w, h)
-            if points:
-                phi = jnp.concatenate([phi, coefficients.point_features(learned, context).mean(0)])
+            if point_features is not None:
+                phi = jnp.concatenate([phi, point_features(learned, context).mean(0)])
             return coefficients.predict(learned, phi)
 
         before = state.coefficients

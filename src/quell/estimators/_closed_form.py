@@ -1,0 +1,110 @@
+"""The closed form ready to use: paired draws, least-squares control of what they leave."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key, PyTree
+
+from quell import _leaves, bases, coefficients, criteria
+from quell._automatic import Automatic, automatic
+from quell._control_variate import control_variate
+from quell._objective import Objective, batch_size
+from quell.contexts import as_matrix
+from quell.estimators._controlled import controlled
+from quell.estimators._sampling import Sampling, antithetic, monte_carlo
+from quell.estimators._types import MakeEstimator
+from quell.noise import Noise
+
+_SAMPLE = 256  # examples that the choice of leaves looks at
+_SHARE = 0.95  # of the variance that the chosen leaves carry
+_FUNCTIONS = 16  # the most functions of the noise that pay
+
+
+def closed_form(
+    key: Key[Array, ""],
+    objective: Objective,
+    params: PyTree[Array],
+    data: PyTree[Array],
+    *,
+    sampling: Sampling | None = None,
+    basis: bases.Basis | None = None,
+    model: coefficients.Coefficients | None = None,
+    leaves: _leaves.Leaves | Automatic = automatic,
+    context: Callable[[PyTree[Array]], PyTree[Array]] = as_matrix,
+    rows: int = 10,
+) -> MakeEstimator:
+    """Control of both noises in closed form, with choices fitted to the problem.
+
+    Args:
+      key: for random features, and to measure the leaves.
+      objective: L.
+      params: θ, where the leaves are measured.
+      data: all of it, leaves `[N, ...]`: the points are controlled by means over the data.
+      sampling: antithetic pairs where the noise has mirror images, else one draw.
+      basis: functions of the noise; by default what the sampling leaves over and the step can
+        pay for: even products of Gaussian noise under pairs, linear under single draws.
+      model: `coefficients.least_squares()` by default.
+      leaves: which leaves to control; `automatic` takes the fewest parameters that carry 95 % of
+        the variance.
+      context: the contexts of a batch; every leaf of the batch, side by side, by default.
+      rows: how many examples per batch to learn from.
+    """
+    mirrored = objective.noise.reflect is not None
+    if sampling is None:
+        sampling = antithetic() if mirrored else monte_carlo()
+    measure_key, control_key = jax.random.split(key)
+    if isinstance(leaves, Automatic):
+        leaves = noisy_leaves(measure_key, objective, params, data, sampling)
+    control = control_variate(
+        paying_basis(objective.noise, mirrored) if basis is None else basis,
+        coefficients.least_squares() if model is None else model,
+        criteria.partial_gradients,
+        noise=objective.noise,
+        context=context(data),
+        key=control_key,
+        leaves=leaves,
+        points=True,
+    )
+    return controlled(sampling, control, context=context, rows=rows)
+
+
+def paying_basis(noise: Noise, mirrored: bool) -> bases.Basis:
+    """Functions of the noise that the sampling does not cancel, if they are few."""
+    D = noise.size
+    if mirrored:
+        few = noise.name == "normal" and 0 < D * (D + 1) // 2 <= _FUNCTIONS
+        return bases.hermite(2, cross=True, odd=False) if few else bases.none()
+    return bases.linear() if D <= _FUNCTIONS else bases.none()
+
+
+def noisy_leaves(
+    key: Key[Array, ""],
+    objective: Objective,
+    params: PyTree[Array],
+    data: PyTree[Array],
+    sampling: Sampling,
+) -> PyTree[bool]:
+    """The fewest parameters, by whole leaves, that carry nearly all of the variance.
+
+    Returns:
+      A pytree of bools like `params`.
+    """
+    pick_key, draw_key = jax.random.split(key)
+    rows = jax.random.randint(pick_key, (_SAMPLE,), 0, batch_size(data))
+    batch = jax.tree.map(lambda y: jnp.asarray(y)[rows], data)
+
+    @jax.jit
+    def densities(params, batch):
+        noise = sampling.draw(draw_key, objective, _SAMPLE)
+        gradients = objective.per_example_gradients(params, noise, batch)
+        return jax.tree.map(lambda g: g.reshape(_SAMPLE, -1).var(0).mean(), gradients)
+
+    found, treedef = jax.tree.flatten(densities(params, batch))
+    density = np.asarray(found, float)
+    size = np.array([jnp.size(leaf) for leaf in jax.tree.leaves(params)])
+    order = np.argsort(-density)
+    carried = np.cumsum((density * size)[order])
+    enough = int(np.searchsorted(carried, _SHARE * carried[-1])) + 1
+    return treedef.unflatten([bool(i in order[:enough]) for i in range(len(order))])
