@@ -1,6 +1,7 @@
 """Comparisons: who wins, by how much, and what cannot be compared."""
 
 import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,9 @@ from test_measure import linear_loss
 import quell
 from quell import estimators as est
 from quell._compare import _compare, compare
-from quell._compare._training import Training, _largest_prime, seconds_to_target, trained
+from quell._compare._training import Training, seconds_to_target, trained
 from quell._fit import fit
-from quell._measure import Estimate, Noisiness, Parts, followed_state, stepper
+from quell._measure import Estimate, Noisiness, Parts, followed_state, largest_prime, stepper
 from quell._objective import Objective
 from quell.estimators import Estimator
 
@@ -135,14 +136,15 @@ def test_estimators_follow_the_recorded_run(key, toy):
         batch_size=4, key=key, callback=lambda step, p, _: seen.append(p), callback_every=1,
     )  # fmt: skip
     jax.tree.map(np.testing.assert_allclose, end, straight.params)
-    assert path["slope"].shape == (_largest_prime(9),) == (7,)
+    assert path["slope"].shape == (largest_prime(9),) == (7,)
     # The parameters before each of the last seven steps: after steps 2, …, 8.
     np.testing.assert_allclose(path["slope"], [p["slope"] for p in seen[1:8]], rtol=1e-6)
     loop = stepper(watching(objective), params, data, 2)
     state = watching(objective).init(key, params, data)
-    last, steps = followed_state(key, loop, state, path)
-    assert steps == 7
-    jax.tree.map(np.testing.assert_allclose, last, jax.tree.map(lambda p: p[-1], path))
+    for seconds, expected in ((math.inf, 7), (1e-9, 1)):
+        last, steps = followed_state(key, loop, state, path, seconds=seconds)
+        assert steps == expected
+        jax.tree.map(np.testing.assert_allclose, last, jax.tree.map(lambda p: p[-1], path))
 
 
 def test_time_to_target_counts_the_steps_until_it_is_reached(key, toy):

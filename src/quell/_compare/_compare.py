@@ -38,6 +38,7 @@ BASELINES: Mapping[str, MakeEstimator] = {
 }
 """What an estimator has to beat: more draws, antithetic draws and larger batches."""
 
+_FOLLOW = 20.0  # the most seconds that a state may learn along a run
 # How the time is shared out.
 _REFERENCE, _CEILING, _WARM_UP, _VARIANCE, _TIMING = 0.1, 0.1, 0.1, 0.4, 0.3
 
@@ -86,9 +87,10 @@ def compare(
     antithetic draws, one pair and several, at every batch size.
 
     With `num_steps` the model is first trained on plain gradients, and the state of every
-    estimator learns along that run, from batches of its own, as it would in training. Without,
-    the parameters stay where they are and the states learn there; estimators that remember where
-    the parameters were, such as SVRG, then look better than they are in training.
+    estimator learns along that run, from batches of its own, as it would in training (along the
+    last twenty seconds of it, where steps are slow). Without, the parameters stay where they are
+    and the states learn there; estimators that remember where the parameters were, such as SVRG,
+    then look better than they are in training.
 
     Args:
       key: for everything that is random.
@@ -178,7 +180,7 @@ def _candidate(key, problem: _Problem, make: MakeEstimator, size, seconds) -> _C
     else:
         first = jax.tree.map(lambda p: p[0], problem.path)
         state = made.init(init_key, first, data)
-        state = followed_state(learn_key, loop, state, problem.path)
+        state = followed_state(learn_key, loop, state, problem.path, seconds=_FOLLOW)
     found = noisiness(
         noise_key,
         made,

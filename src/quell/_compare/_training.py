@@ -1,6 +1,5 @@
 """Parameters to compare at, the path that led there, and the time to a target."""
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ import optax
 from jaxtyping import Array, Int, Key, PyTree
 
 from quell._fit import fit
+from quell._measure import largest_prime
 from quell._objective import Objective
 from quell._progress import silent
 from quell.estimators import Estimator, MakeEstimator, monte_carlo
@@ -59,7 +59,7 @@ def trained(
       caught in between when it has followed the path.
     """
     size = sum(int(jnp.size(leaf)) for leaf in jax.tree.leaves(params))
-    W = _largest_prime(max(1, min(training.num_steps, _PATH_NUMBERS // size)))
+    W = largest_prime(min(training.num_steps, _PATH_NUMBERS // size))
     result = fit(
         objective,
         data,
@@ -131,15 +131,3 @@ def _recording(num_steps: int, W: int) -> Callable[[Objective], Estimator]:
         return Estimator(init, estimate)
 
     return make
-
-
-def _largest_prime(most: int) -> int:
-    """The largest prime up to `most`, or `most` itself below two.
-
-    >>> _largest_prime(1000), _largest_prime(1)
-    (997, 1)
-    """
-    for p in range(most, 1, -1):
-        if all(p % d for d in range(2, math.isqrt(p) + 1)):
-            return p
-    return most

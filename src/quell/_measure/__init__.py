@@ -11,6 +11,7 @@ from quell._measure._statistics import Estimate as Estimate
 from quell._measure._statistics import Parts as Parts
 from quell._measure._timing import Stepper as Stepper
 from quell._measure._timing import followed_state as followed_state
+from quell._measure._timing import largest_prime as largest_prime
 from quell._measure._timing import learned_state as learned_state
 from quell._measure._timing import peak_memory as peak_memory
 from quell._measure._timing import seconds_per_step as seconds_per_step

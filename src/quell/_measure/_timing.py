@@ -1,5 +1,6 @@
 """What a step costs: compiled loops, timed in turn, and the memory of one estimate."""
 
+import math
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -76,18 +77,44 @@ def stepper(
 
 
 def followed_state(
-    key: Key[Array, ""], loop: Stepper, state: PyTree[Array], path: PyTree[Array]
+    key: Key[Array, ""],
+    loop: Stepper,
+    state: PyTree[Array],
+    path: PyTree[Array],
+    *,
+    seconds: float = math.inf,
 ) -> PyTree[Array]:
-    """The state after following parameters along a path, leaves `[T, ...]`."""
+    """The state after following parameters along a path, leaves `[T, ...]`, to its end.
+
+    Where all of it would take longer than `seconds`, it joins later: at the first step, counted
+    from the end, for which there is time, and which leaves a prime number of steps.
+    """
     if not jax.tree.leaves(state):
         return state
     T = rows_of(path)
+    if math.isfinite(seconds):
+        T = largest_prime(min(T, int(seconds / _one_step(key, loop, state))))
+    path = jax.tree.map(lambda p: p[-T:], path)
     for start in range(0, T, loop.length):
         rows = np.minimum(start + np.arange(loop.length), T - 1)
-        part = jax.tree.map(lambda p: p[rows], path)  # noqa: B023
+        part = jax.tree.map(lambda p, rows=rows: p[rows], path)
         prepared = loop.prepare(jax.random.fold_in(key, start))
         state = loop.advance(prepared, state, min(loop.length, T - start), part)
     return state
+
+
+def largest_prime(most: int) -> int:
+    """The largest prime up to `most`, and at least 1.
+
+    What is done every so many steps is then not done in the step that comes next.
+
+    >>> largest_prime(1000), largest_prime(0)
+    (997, 1)
+    """
+    for p in range(most, 1, -1):
+        if all(p % d for d in range(2, math.isqrt(p) + 1)):
+            return p
+    return 1
 
 
 def learned_state(
@@ -151,6 +178,16 @@ def peak_memory(
     if analysis is None:
         return None
     return int(analysis.temp_size_in_bytes + analysis.output_size_in_bytes)
+
+
+def _one_step(key, loop: Stepper, state) -> float:
+    """Roughly how long a step takes."""
+    prepared = loop.prepare(key)
+    loop.advance(prepared, state, 1)  # compiles
+    count = min(4, loop.length)
+    start = time.perf_counter()
+    loop.advance(prepared, state, count)
+    return (time.perf_counter() - start) / count
 
 
 def _calibrated(key, loop: Stepper, state, seconds: float) -> int:
