@@ -3,9 +3,9 @@
 Gradients g are regressed on x = [w(ε) ⊗ h(y), h'(y)]: the first part quiets the draws, the second
 is the intercept, which quiets the points where it is used as h'(y) − h̄'.
 
-Rows are gathered in blocks. When a block is full, every candidate (a memory and a ridge) is judged
-on it before learning from it; then all candidates are solved anew. Each leaf uses the candidate
-that did best, scaled by its best multiplier in [0, 1]: zero until there is evidence.
+A step only puts its rows into a block. When the block is full, every candidate (a memory and a
+ridge) is judged on it before learning from it; then all candidates are solved anew. Each leaf uses
+the candidate that did best, scaled by its best multiplier in [0, 1]: zero until there is evidence.
 """
 
 from collections.abc import Sequence
@@ -23,18 +23,34 @@ from quell.coefficients._types import Coefficients, Sizes
 from quell.contexts import Context, mean_over, random_features, standardised
 from quell.criteria import Criterion
 
+_SLOWER = 4  # how much rarer refreshes become after the first ones
+
+
+class Block(NamedTuple):
+    """Rows not yet learned from.
+
+    Attributes:
+      x: regressors, `[rows, F]`.
+      g: gradients, `[rows, P]`.
+      filled: how many rows there are, `[]`.
+    """
+
+    x: Float[Array, "rows F"]
+    g: Float[Array, "rows P"]
+    filled: Int[Array, ""]
+
 
 class Sums(NamedTuple):
     """Sums over rows.
 
     Attributes:
-      A: Σ x xᵀ, `[..., F, F]`.
-      R: Σ x gᵀ, `[..., F, P]`.
+      A: Σ x xᵀ, `[F, F]`.
+      R: Σ x gᵀ, `[F, P]`.
       S: Σ g², `[P]`.
     """
 
-    A: Float[Array, "... F F"]
-    R: Float[Array, "... F P"]
+    A: Float[Array, "F F"]
+    R: Float[Array, "F P"]
     S: Float[Array, " P"]
 
 
@@ -60,7 +76,7 @@ class LeastSquares(NamedTuple):
     Attributes:
       contexts: states of the context maps, for the draws and for the points.
       mean: h̄', the mean of the points' map over the data, `[H']`.
-      block: sums over the rows since the last refresh.
+      block: the rows since the last refresh.
       memory: sums with forgetting, A `[J, F, F]` and R `[J, F, P]`.
       candidates: Θ of every candidate, `[C, F, P]`.
       scores: how the candidates did.
@@ -71,7 +87,7 @@ class LeastSquares(NamedTuple):
 
     contexts: tuple[PyTree[Array], PyTree[Array]]
     mean: Float[Array, " H2"]
-    block: Sums
+    block: Block
     memory: tuple[Float[Array, "J F F"], Float[Array, "J F P"]]
     candidates: Float[Array, "C F P"]
     scores: Scores
@@ -84,6 +100,7 @@ def least_squares(
     context: Context | None = None,
     *,
     draws: Context | None = None,
+    rows: int = 10,
     every: int = 16,
     memories: Sequence[float] = (4.0, 32.0),
     ridges: Sequence[float] = (1e-3,),
@@ -97,6 +114,7 @@ def least_squares(
       context: h'(y), for the intercept and the points; fixed random features by default.
       draws: h(y), for the draws; the standardised context by default, since it is multiplied with
         every function of the basis.
+      rows: how many examples of a batch to learn from at most.
       every: steps between refreshes at first; after 16 refreshes, four times as many.
       memories: how many refreshes the sums reach back, to choose from; give one to fix it.
       ridges: ridges relative to the mean square of the features, to choose from; give one to fix
@@ -104,7 +122,7 @@ def least_squares(
     """
     points = random_features() if context is None else context
     draws = standardised() if draws is None else draws
-    _check(every, memories, ridges)
+    _check(rows, every, memories, ridges)
 
     def init(key, sizes: Sizes):
         if sizes.context is None:
@@ -121,13 +139,15 @@ def least_squares(
         P, L = sizes.outputs, len(sizes.leaves)
         F, J, C = sizes.basis * H + mean.shape[0], len(memories), len(memories) * len(ridges)
 
+        length = _SLOWER * every * rows
+
         def zeros(*shape):
             return jnp.zeros(shape, sizes.dtype)
 
         return LeastSquares(
             contexts=fitted,
             mean=mean.astype(sizes.dtype),
-            block=Sums(zeros(F, F), zeros(F, P), zeros(P)),
+            block=Block(zeros(length, F), zeros(length, P), jnp.zeros((), jnp.int32)),
             memory=(zeros(J, F, F), zeros(J, F, P)),
             candidates=zeros(C, F, P),
             scores=Scores(zeros(C, L), zeros(C, L), zeros(L), zeros()),
@@ -148,28 +168,25 @@ def least_squares(
     def learn(state, criterion, evidence):
         h = context_features(state, evidence.context, evidence.w.shape[0])
         x, g = _rows(criterion, evidence, h, point_features(state, evidence.context) + state.mean)
-        x, g = jnp.where(evidence.finite, x, 0), jnp.where(evidence.finite, g, 0)
-        block = Sums(
-            A=state.block.A + x.T @ x,
-            R=state.block.R + x.T @ g,
-            S=state.block.S + (g**2).sum(0),
-        )
-        state = state._replace(block=block, step=state.step + evidence.finite)
-        period = jnp.where(state.step <= 16 * every, every, 4 * every)
-        full = evidence.finite & (state.step % period == 0)
+        block = _add(state.block, x[:rows], g[:rows], evidence.finite)
+        step = state.step + evidence.finite
+        period = jnp.where(step <= 16 * every, every, _SLOWER * every)
+        full = evidence.finite & (step % period == 0)
+        state = state._replace(block=block, step=step)
         return jax.lax.cond(full, lambda s: refresh(s, evidence), lambda s: s, state)
 
     def refresh(state: LeastSquares, evidence: Evidence):
+        block = _sums(state.block)
         one = state.theta.shape[0] - state.mean.shape[0]  # where the constant 1 of h' stands
         used = state.candidates if evidence.points else state.candidates.at[:, one:].set(0)
-        scores = _forget(state.scores, 0.75, _judge(used, state.block, one, evidence.leaves))
+        scores = _forget(state.scores, 0.75, _judge(used, block, one, evidence.leaves))
         forget = jnp.exp(-1 / jnp.asarray(memories, state.theta.dtype))[:, None, None]
-        A = forget * state.memory[0] + state.block.A
-        R = forget * state.memory[1] + state.block.R
+        A = forget * state.memory[0] + block.A
+        R = forget * state.memory[1] + block.R
         candidates = _solve(A, R, ridges)
         best, gate = _choose(scores)
         return state._replace(
-            block=jax.tree.map(jnp.zeros_like, state.block),
+            block=state.block._replace(filled=jnp.zeros_like(state.block.filled)),
             memory=(A, R),
             candidates=candidates,
             scores=scores,
@@ -200,6 +217,22 @@ def _rows(
         x = jnp.concatenate([example_features(w[:R], h[:R]), intercept[:R]], axis=1)
         return x, evidence.rows
     return jnp.concatenate([mean_features(w, h), intercept.mean(0)])[None], evidence.total[None]
+
+
+def _add(block: Block, x, g, finite) -> Block:
+    """The block with these rows; where they are not finite, the next ones will overwrite them."""
+    put = jax.lax.dynamic_update_slice_in_dim
+    return Block(
+        x=put(block.x, x, block.filled, axis=0),
+        g=put(block.g, g, block.filled, axis=0),
+        filled=block.filled + finite * x.shape[0],
+    )
+
+
+def _sums(block: Block) -> Sums:
+    kept = (jnp.arange(block.x.shape[0]) < block.filled)[:, None]
+    x, g = jnp.where(kept, block.x, 0), jnp.where(kept, block.g, 0)
+    return Sums(A=x.T @ x, R=x.T @ g, S=(g**2).sum(0))
 
 
 def _solve(A: Float[Array, "J F F"], R: Float[Array, "J F P"], ridges) -> Float[Array, "C F P"]:
@@ -243,9 +276,12 @@ def _pick(theta: Float[Array, "C F P"], best, leaves: tuple[int, ...]) -> Float[
     return jnp.take_along_axis(theta, chosen[None, None], axis=0)[0]
 
 
-def _check(every, memories, ridges) -> None:
-    if not isinstance(every, int) or every < 1:
-        raise invalid("every", expected="an int ≥ 1", got=every, advice="Try 16.")
+def _check(rows, every, memories, ridges) -> None:
+    for name, value in (("rows", rows), ("every", every)):
+        if not isinstance(value, int) or value < 1:
+            raise invalid(
+                name, expected="an int ≥ 1", got=value, advice="Leave out for the default."
+            )
     for name, values in (("memories", memories), ("ridges", ridges)):
         if not values or any(value <= 0 for value in values):
             raise invalid(
