@@ -1,5 +1,6 @@
 """The training loop: one call from an objective and data to fitted parameters."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -12,16 +13,21 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Key, PyTree
 
-from quell import _checkpoint
+from quell import _checkpoint, _progress
+from quell._automatic import Automatic, automatic
 from quell._batches import Batches, reshuffle
 from quell._control_variate import ControlVariate
 from quell._errors import invalid
 from quell._fit_checks import check_arguments, check_finite
 from quell._loop import Carried, Loop, Monitor, RunKeys, compiled_loop, run_keys
 from quell._objective import Objective
-from quell._progress import Progress, automatic
+from quell._progress import Progress
+from quell._recommend import candidates, recommend
 from quell.estimators import Estimator, controlled, monte_carlo
 
+_LOG = logging.getLogger("quell")
+_WORTH_MEASURING = 10_000  # steps below which choosing an estimator costs more than it saves
+_MEASURING_SECONDS = 5.0
 _CHUNK_LEAST = 64  # below this, a shorter chunk would save nothing
 _CHUNK_STEPS = 1024  # the most steps between visits to the host
 _CHUNK_BYTES = 2**24  # the most data gathered at once
@@ -71,7 +77,7 @@ def fit(
     num_steps: int,
     batch_size: int,
     key: Key[Array, "*seeds"],
-    estimator: Callable[[Objective], Estimator] | None = None,
+    estimator: Callable[[Objective], Estimator] | Automatic = automatic,
     control: ControlVariate | None = None,
     batches: Batches = reshuffle,
     monitors: Mapping[str, Monitor] | None = None,
@@ -80,7 +86,7 @@ def fit(
     callback_every: int = 1000,
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 1000,
-    progress: Callable[[int], Progress] = automatic,
+    progress: Callable[[int], Progress] = _progress.automatic,
 ) -> Fit:
     """Minimise an objective by stochastic gradients, in one compiled loop.
 
@@ -99,7 +105,9 @@ def fit(
       key: a typed key (`jax.random.key`), or an array `[K]` of them: then K runs in one compiled
         loop, and every result has a leading axis of length K. Parameters given as arrays are
         shared by the runs; parameters given as a function are drawn for each.
-      estimator: how to estimate gradients, plain Monte Carlo by default.
+      estimator: how to estimate gradients. By default `quell.automatic`: runs of 10,000 steps or
+        more first measure, for a few seconds, what is most efficient here (see `recommend`; the
+        choice is logged); shorter ones, which that would not repay, use plain Monte Carlo.
       control: a control variate to subtract from plain Monte Carlo; instead of `estimator`.
       batches: the stream of mini-batch indices, `reshuffle` or `with_replacement`.
       monitors: named functions from a `Step` to a scalar, computed inside the loop.
@@ -128,12 +136,15 @@ def fit(
         callback_every=callback_every,
         checkpoint_every=checkpoint_every,
     )
+    if isinstance(estimator, Automatic):
+        estimator = _chosen(
+            objective, data, params, optimizer, num_steps, batch_size, key, control, checkpoint
+        )
     every = [callback_every] if callback else []
     every += [checkpoint_every] if checkpoint else []
     loop = _loop_for(
         objective,
         estimator,
-        control,
         optimizer,
         batches,
         tuple((monitors or {}).items()),
@@ -218,9 +229,9 @@ def _chunk_length(data: PyTree[Array], batch_size: int, needed: list[int]) -> in
     return 1 << (most - 1).bit_length()
 
 
-def _loop_for(objective, estimator, control, optimizer, batches, monitors, **settings) -> Loop:
+def _loop_for(objective, estimator, optimizer, batches, monitors, **settings) -> Loop:
     """The compiled loop, remembered while the same objects come back."""
-    arguments = (objective, estimator, control, optimizer, batches, monitors)
+    arguments = (objective, estimator, optimizer, batches, monitors)
     try:
         hash(arguments)
     except TypeError:
@@ -229,16 +240,50 @@ def _loop_for(objective, estimator, control, optimizer, batches, monitors, **set
 
 
 @lru_cache(maxsize=16)
-def _build(objective, estimator, control, optimizer, batches, monitors, **settings) -> Loop:
-    if control is not None:
-        estimator = controlled(monte_carlo(), control)
-    elif estimator is None:
-        estimator = monte_carlo()
+def _build(objective, estimator, optimizer, batches, monitors, **settings) -> Loop:
     num_data = objective.num_data
     estimate = estimator(objective)
     return compiled_loop(
         estimate, optimizer, batches, dict(monitors), num_data=num_data, **settings
     )
+
+
+@lru_cache(maxsize=16)
+def _plain_controlled(control: ControlVariate):
+    return controlled(monte_carlo(), control)
+
+
+_PLAIN = monte_carlo()
+
+
+def _chosen(
+    objective, data, params, optimizer, num_steps, batch_size, key, control, checkpoint
+) -> Callable[[Objective], Estimator]:
+    """The estimator when none is given: the control's, plain, or the one measured to be best."""
+    if control is not None:
+        return _plain_controlled(control)
+    if num_steps < _WORTH_MEASURING:
+        return _PLAIN
+    one = key[0] if key.shape else key
+    start = _initial(params, run_keys(one).params)
+    # A run that goes on from a checkpoint uses what it was begun with, whatever is faster today.
+    note = None if checkpoint is None else Path(checkpoint) / "estimator.txt"
+    if note is not None and note.exists():
+        return candidates(one, objective, start, data)[note.read_text()]
+    found = recommend(
+        objective,
+        data,
+        start,
+        key=one,
+        batch_size=batch_size,
+        seconds=_MEASURING_SECONDS,
+        optimizer=optimizer,
+    )
+    _LOG.info("%s", found)
+    if note is not None:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(found.name)
+    return candidates(one, objective, start, data)[found.name]
 
 
 def _initial(params: Any, key: Key[Array, "*seeds"]) -> PyTree[Array]:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from quell._automatic import Automatic
 from quell._errors import invalid
 from quell._objective import Objective
 
@@ -24,7 +25,7 @@ def check_arguments(
     **every: int,
 ) -> None:
     """Refuse what cannot work."""
-    if estimator is not None and control is not None:
+    if not isinstance(estimator, Automatic) and control is not None:
         raise invalid(
             "control",
             expected="either an estimator or a control variate",
