@@ -117,7 +117,8 @@ def recommend(
         init_key, learn_key, noise_key = jax.random.split(each_key, 3)
         estimator = make(objective)
         loops[name] = stepper(estimator, here, data, batch_size)
-        state = followed_state(learn_key, loops[name], estimator.init(init_key, params, data), path)
+        state = estimator.init(init_key, params, data)
+        state = followed_state(learn_key, loops[name], state, path, seconds=seconds)
         states[name] = state
         found = noisiness(
             noise_key,

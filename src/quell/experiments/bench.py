@@ -14,6 +14,7 @@ from quell import datasets
 from quell._fit import fit
 from quell._measure import Stepper, stepper
 from quell._progress import Progress, silent
+from quell.estimators import monte_carlo
 from quell.experiments.field import Contest, contest, field
 from quell.experiments.timing import Section, compared, side_by_side
 from quell.models import Model, logistic_regression
@@ -22,6 +23,7 @@ BATCH = 10
 STEPS = 10_000
 OPTIMIZER = optax.adam(1e-2)
 KEY = jax.random.key(0)
+_PLAIN = monte_carlo()
 
 
 def loop(rounds: int) -> Section:
@@ -102,7 +104,7 @@ def fitted(
     params = model.init(KEY)
     return lambda: fit(
         objective, data, params=params, optimizer=OPTIMIZER, num_steps=num_steps,
-        batch_size=BATCH, key=KEY, progress=progress,
+        batch_size=BATCH, key=KEY, estimator=_PLAIN, progress=progress,
     ).params  # fmt: skip
 
 
