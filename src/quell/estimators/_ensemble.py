@@ -42,7 +42,7 @@ def ensemble(
     *others: MakeEstimator,
     pooling: Pooling = together,
     decay: float = 0.99,
-    ridge: float = 10.0,
+    ridge: float = 1.0,
 ) -> MakeEstimator:
     """Any estimators of one gradient, combined by the regularised empirical optimum.
 
@@ -86,7 +86,7 @@ def weighted(
     if not 0 < decay <= 1:
         raise invalid("decay", expected="a number in (0, 1]", got=decay, advice="Try 0.99.")
     if not ridge > 0:
-        raise invalid("ridge", expected="a positive number", got=ridge, advice="Try 10.")
+        raise invalid("ridge", expected="a positive number", got=ridge, advice="Try 1.")
 
     def make(objective: Objective) -> Estimator:
         members = [make_member(objective) for make_member in (base, *others)]
