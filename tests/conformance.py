@@ -10,6 +10,7 @@ import optax
 
 import quell
 from quell import bases, coefficients, criteria
+from quell._features import Evidence
 
 DIM, BATCH, NUM_DATA = 2, 2, 6
 
@@ -42,6 +43,20 @@ CRITERIA = {
     "gradient_sum": criteria.gradient_sum,
     "squared_difference": criteria.squared_difference,
 }
+
+
+def evidence_of(w, rows, shared=False):
+    """One batch, as the coefficients see it: basis `[B, D]` and gradients `[B, P]`."""
+    return Evidence(
+        w=w,
+        context=None,
+        total=rows.mean(0),
+        rows=rows,
+        leaves=(rows.shape[1],),
+        points=False,
+        shared=shared,
+        finite=jnp.array(True),
+    )
 
 
 def loss(params, noise, example):

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from _exact import SAME32, SAME64, max_error
+from conformance import evidence_of
 
 import quell
 from quell import bases, coefficients, criteria
@@ -60,19 +61,13 @@ def test_the_running_average_is_the_empirical_covariance_over_the_variance(x64, 
     w, g = rng.normal(size=(50, 4, 2)), rng.normal(size=(50, 4, 3))
     model = coefficients.running_average(decay=1.0)
     state = model.init(None, Sizes(basis=2, leaves=(3,), context=None, dtype=jnp.float64))
-    learn = jax.jit(lambda s, w, g: model.learn(s, criteria.partial_gradients, evidence(w, g)))
+    learn = jax.jit(lambda s, w, g: model.learn(s, criteria.partial_gradients, evidence_of(w, g)))
     for step in range(50):
         state = learn(state, w[step], g[step])
     means = np.cumsum(g.mean(1), axis=0) / np.arange(1, 51)[:, None]
     covariance = np.einsum("tbd,tbp->dp", w, g - means[:, None]) / 4
     expected = covariance / (w**2).sum((0, 1))[:, None] * 4
     assert max_error(model.predict(state, jnp.eye(2)), expected) < SAME64
-
-
-def evidence(w, g):
-    return quell._features.Evidence(
-        w=w, context=None, total=g.mean(0), rows=g, leaves=(3,), points=False, shared=False
-    )
 
 
 @pytest.mark.parametrize("criterion", ["partial_gradients", "gradient_sum", "squared_difference"])

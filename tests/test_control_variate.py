@@ -326,6 +326,24 @@ def test_draws_may_be_given_with_fewer_axes(key):
     assert max_error(one, two) == 0.0
 
 
+def test_a_shared_draw_needs_no_context_to_be_seen_as_shared(key):
+    """Given one draw and the gradients of several examples, all criteria learn the same."""
+    noise = quell.normal(2)
+    rows = jax.random.normal(key, (5, 3))
+    draws = [noise.sample(k, (1, 1)) for k in jax.random.split(key, 4)]
+    seen = []
+    for criterion in (criteria.partial_gradients, criteria.gradient_sum):
+        control = quell.control_variate(
+            bases.linear(), coefficients.running_average(), criterion, noise=noise
+        )
+        state, update = control.init(rows[0]), jax.jit(control.update)
+        for draw in draws:
+            g = rows * draw.sum()
+            out, state = update(g.mean(0), state, noise=draw, per_example=g)
+        seen.append(out)
+    assert max_error(*seen) < SAME32
+
+
 # Inside optax
 
 

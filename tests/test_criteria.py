@@ -4,29 +4,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 from _exact import EXACT, SAME32, SAME64, expectation, max_error, nodes
+from conformance import evidence_of
 
 import quell
 from quell import criteria
-from quell._features import Evidence
 
 CRITERIA = {
     "partial_gradients": criteria.partial_gradients,
     "gradient_sum": criteria.gradient_sum,
     "squared_difference": criteria.squared_difference,
 }
-
-
-def evidence_of(w, rows, shared):
-    """One batch: basis `[B, D]` and gradients `[B, P]`."""
-    return Evidence(
-        w=w,
-        context=None,
-        total=rows.mean(0),
-        rows=rows,
-        leaves=(rows.shape[1],),
-        points=False,
-        shared=shared,
-    )
 
 
 def dense_variates(theta, h, w):
@@ -52,9 +39,7 @@ def random_case(key, B=5, D=3, H=4, P=6, shared=False):
     keys = jax.random.split(key, 4)
     w = jax.random.normal(keys[0], (1 if shared else B, D)) * jnp.ones((B, 1))
     rows = jax.random.normal(keys[1], (B, P))
-    evidence = Evidence(
-        w=w, context=None, total=rows.mean(0), rows=rows, leaves=(P,), shared=shared
-    )
+    evidence = evidence_of(w, rows, shared=shared)
     return jax.random.normal(keys[2], (D * H, P)), jax.random.normal(keys[3], (B, H)), evidence
 
 
@@ -92,9 +77,7 @@ def test_the_expected_criterion_is_the_variance_up_to_a_constant(x64, key, name,
         draw = jnp.broadcast_to(draw, (B, 1))
         w = jnp.concatenate([draw, draw**2 - 1], axis=1)
         rows = gradients(draw, slopes)
-        evidence = Evidence(
-            w=w, context=None, total=rows.mean(0), rows=rows, leaves=(P,), shared=shared
-        )
+        evidence = evidence_of(w, rows, shared=shared)
         controlled = rows.mean(0) - dense_variates(theta, h, w).mean(0)
         return CRITERIA[name].value(theta, h, evidence), controlled
 

@@ -145,9 +145,8 @@ def control_variate(
         _check_context(expected_context, context)
         flat = _leaves.flattener(leaves, updates)
         total = flat.flatten(updates)
-        w, shared = _basis_means(basis, spec, noise, params, context)
+        w, shared = _basis_means(basis, spec, noise, params, context, per_example)
         w = w.astype(total.dtype)
-        total = flat.flatten(updates)
         rows = _rows(criterion, flat, per_example, w.shape[0])
 
         def correction(learned):
@@ -175,12 +174,21 @@ def control_variate(
 
 
 def _basis_means(
-    basis: Basis, spec: Noise, noise: PyTree[Array], params: PyTree[Array], context: PyTree[Array]
+    basis: Basis,
+    spec: Noise,
+    noise: PyTree[Array],
+    params: PyTree[Array],
+    context: PyTree[Array],
+    per_example: PyTree[Array],
 ) -> tuple[Float[Array, "B D"], bool]:
     """The basis for each example, averaged over its draws; and whether the batch shares them."""
     noise = _with_leading_axes(spec, noise)
     drawn = jax.tree.leaves(noise)[0].shape[1]
-    B = drawn if context is None else batch_size(context)
+    B = drawn
+    if context is not None:
+        B = batch_size(context)
+    elif drawn == 1 and per_example is not None:  # a shared draw: only the rows tell the examples
+        B = batch_size(per_example)
     if drawn not in (1, B):
         raise invalid(
             "noise",

@@ -90,9 +90,10 @@ def random_features(number: int | None = None, lengthscale: float | None = None)
     """
 
     def init(key, context):
-        scaling = _standardise(context)
-        z = (as_matrix(context) - scaling.mean) * scaling.inverse_scale
-        length, rank = _kernel_scale(np.asarray(z), lengthscale)
+        with jax.ensure_compile_time_eval():  # the data are known even where the key is traced
+            scaling = _standardise(context)
+            z = (as_matrix(context) - scaling.mean) * scaling.inverse_scale
+            length, rank = _kernel_scale(np.asarray(z), lengthscale)
         M = rank if number is None else number
         frequency_key, phase_key = jax.random.split(key)
         return RandomFeatures(
