@@ -100,21 +100,22 @@ def test_treating_a_shared_draw_as_many_would_be_seen(x64, key):
 
 
 @pytest.mark.parametrize("centred", [False, True], ids=["raw", "centred"])
-def test_partial_gradients_has_the_least_noise(key, centred, record_property):
+@pytest.mark.parametrize("learned", [False, True], ids=["at_the_start", "once_learned"])
+def test_partial_gradients_has_the_least_noise(key, learned, centred, record_property):
     """The variance of ∂V/∂Θ on the same draws, logistic-like gradients, batches of ten."""
     B, P, draws = 10, 3, 2000
     slope_key, eps_key = jax.random.split(key)
     slopes = jax.random.normal(slope_key, (B, P))
-    theta, h = jnp.zeros((1, P)), jnp.ones((B, 1))
     eps = jax.random.normal(eps_key, (draws, B, 1))
     rows = jax.vmap(gradients, in_axes=(0, None))(eps, slopes)
     if centred:
         rows = rows - rows.mean((0, 1))
+    best = (eps * rows).mean((0, 1))[None]
+    theta, h = best if learned else jnp.zeros_like(best), jnp.ones((B, 1))
 
     def noise_of(criterion):
         def one(eps, rows):
-            evidence = evidence_of(eps, rows, shared=False)
-            return jax.grad(criterion.value)(theta, h, evidence)
+            return jax.grad(criterion.value)(theta, h, evidence_of(eps, rows))
 
         return jax.vmap(one)(eps, rows).var(0).sum()
 
