@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 import quell
-from quell._measure import _variance, ceilings, default_bases, full_gradient, measure, noisiness
+from quell._measure import (
+    Reference,
+    _reference,
+    _variance,
+    ceilings,
+    default_bases,
+    full_gradient,
+    measure,
+    noisiness,
+)
 from quell._objective import Objective
 from quell.estimators import Estimator, monte_carlo
 
@@ -52,17 +61,16 @@ def assert_matches(estimate, truth, scale):
 
 
 def noise_of(key, objective, estimator, params, data, batch_size=B, state=(), seconds=0.3):
-    """The part of a measurement that most tests are about."""
-    reference_key, noise_key = jax.random.split(key)
-    reference = full_gradient(reference_key, objective, params, data, seconds=0.1)
+    """The part of a measurement that most tests are about, against the exact gradient."""
+    exact = np.array([0.0, 0.0, N * float(data["a"].mean())])
     return noisiness(
-        noise_key,
+        key,
         estimator(objective),
         params,
         data,
         batch_size=batch_size,
         state=state,
-        reference=reference,
+        reference=Reference(exact, np.zeros(3), 1000),
         seconds=seconds,
     )
 
@@ -148,6 +156,19 @@ def test_variance_of_the_norm_equals_the_variance_when_the_sign_is_fixed(key, to
     assert found.norm_variance.value == pytest.approx(found.parts.total.value, rel=1e-3)
 
 
+def test_the_full_gradient_is_exact_up_to_its_standard_error(key, toy, monkeypatch):
+    objective, params, data = toy
+    monkeypatch.setattr(_reference, "_CHUNK_NUMBERS", 15)  # 12 points as 5, 5 and 2
+    regularised = objective._replace(regulariser=lambda p: 3.0 * p["slope"])
+    found = full_gradient(key, regularised, params, data, seconds=0.2)
+    exact = np.array([0.0, 0.0, N * float(data["a"].mean()) + 3.0])
+    assert (np.abs(found.mean - exact) < 4.5 * found.standard_error).all()
+    # One draw per point and pass: the variance of a pass is known as well.
+    b = np.asarray(data["b"], float)
+    expected = np.sqrt((b**2).sum() / found.passes)
+    assert found.standard_error[2] == pytest.approx(expected, rel=0.2)
+
+
 def test_a_small_bias_is_flagged(key, toy):
     objective, params, data = toy
     found = noise_of(key, objective, biased, params, data)
@@ -191,7 +212,16 @@ def test_a_basis_that_does_not_fit_is_not_available(key):
 
 def test_a_gradient_without_noise_is_no_trouble(key):
     objective = Objective(lambda p, e, y: p**2 * y["y"], quell.normal(1), 4)
-    found = noise_of(key, objective, monte_carlo(), jnp.ones(()), {"y": jnp.ones(4)}, batch_size=2)
+    found = noisiness(
+        key,
+        monte_carlo()(objective),
+        jnp.ones(()),
+        {"y": jnp.ones(4)},
+        batch_size=2,
+        state=(),
+        reference=Reference(np.array([8.0]), np.zeros(1), 3),
+        seconds=0.1,
+    )
     assert found.parts.total.value == 0
     assert found.bias_z < 4
 
