@@ -58,12 +58,14 @@ class ControlVariate(optax.GradientTransformationExtraArgs):
       noise: the distribution of the draws.
       criterion: what the coefficients are learned by; it may need per-example gradients.
       leaves: which leaves are controlled.
+      context: the shape of one example's context, a pytree; None without one.
     """
 
     init: Callable[..., Any]
     noise: Noise
     criterion: Criterion
     leaves: _leaves.Leaves
+    context: PyTree[Any]
 
 
 def control_variate(
@@ -170,6 +172,7 @@ def control_variate(
     transformation.noise = noise
     transformation.criterion = criterion
     transformation.leaves = leaves
+    transformation.context = row_shapes(expected_context)
     return transformation
 
 
@@ -231,8 +234,7 @@ def _check_context(expected: PyTree[Any], context: PyTree[Array]) -> None:
     """Refuse contexts that are missing or not of the shape announced."""
     if expected is None:
         return
-    announced = jax.tree.map(lambda leaf: leaf.shape[1:], expected, is_leaf=_has_shape)
-    came = jax.tree.map(lambda leaf: jnp.shape(leaf)[1:], context)
+    announced, came = row_shapes(expected), row_shapes(context)
     if announced != came:
         raise invalid(
             "context",
@@ -240,6 +242,11 @@ def _check_context(expected: PyTree[Any], context: PyTree[Array]) -> None:
             got="None" if context is None else f"rows of shape {came}",
             advice="Pass context=... of the batch to update, with the same leaves and widths.",
         )
+
+
+def row_shapes(context: PyTree[Any]) -> PyTree[Any]:
+    """The shape of one row of each leaf; arrays, or shapes alone."""
+    return jax.tree.map(lambda leaf: tuple(leaf.shape[1:]), context, is_leaf=_has_shape)
 
 
 def _has_shape(node: Any) -> bool:

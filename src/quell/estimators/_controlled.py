@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from quell._control_variate import ControlVariate
+from quell._control_variate import ControlVariate, row_shapes
 from quell._errors import invalid
 from quell._objective import Objective, batch_size
 from quell.contexts import as_matrix
@@ -33,7 +33,7 @@ def controlled(
     sampling: Sampling,
     control: ControlVariate,
     *,
-    context: Callable[[PyTree[Array]], PyTree[Array]] = as_matrix,
+    context: Callable[[PyTree[Array]], PyTree[Array]] | None = None,
     rows: int | None = None,
 ) -> MakeEstimator:
     """The gradient of `sampling` with a control variate subtracted.
@@ -41,10 +41,16 @@ def controlled(
     Args:
       sampling: how the draws are made, such as `monte_carlo()`.
       control: made by `quell.control_variate`.
-      context: the contexts of a batch; every leaf of the batch, side by side, by default.
+      context: the contexts of a batch; by default the batch itself if `control` was given contexts
+        of its kind, else every leaf of it, side by side.
       rows: how many examples per batch the criterion may learn from, where it needs their
         gradients; all by default.
     """
+
+    def announced(batch):
+        return batch if row_shapes(batch) == control.context else as_matrix(batch)
+
+    context_of = announced if context is None else context
 
     def make(objective: Objective) -> Estimator:
         _check_noise(control, objective)
@@ -66,7 +72,7 @@ def controlled(
                 state.control,
                 params,
                 noise=noise,
-                context=context(batch),
+                context=context_of(batch),
                 per_example=per_example,
             )
             moved = optax.tree.norm(jax.tree.map(jnp.subtract, gradient, quieter))
