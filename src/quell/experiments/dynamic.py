@@ -2,15 +2,14 @@
 
 from dataclasses import asdict
 
-import jax
 import numpy as np
 
 from quell.experiments.config import Plan
-from quell.experiments.methods import Method, correct, estimator
+from quell.experiments.methods import Method
 from quell.experiments.problems import PROBLEMS
-from quell.experiments.training import adam, over_seeds, seed_keys, train
-from quell.experiments.units import Table, Unit, cost, joined, once, tidy
-from quell.experiments.variance import controlled, sampler, variance
+from quell.experiments.training import seed_keys, train
+from quell.experiments.units import Table, Unit, cost, joined, tidy
+from quell.experiments.variance import measurer, sampler
 
 
 def units(plan: Plan) -> list[Unit]:
@@ -47,13 +46,12 @@ def _unit(plan: Plan, method: Method, rate: float) -> Unit:
 
 def _run(plan: Plan, method: Method, rate: float) -> Table:
     problem = PROBLEMS[plan.model]()
-    estimate = estimator(problem, method, adam(rate))
     sample = sampler(problem, plan.sampling, plan.batch_size)
     tables = []
-    run = train(plan, plan.dynamic.measured_after, estimate)
+    run = train(plan, plan.dynamic.measured_after, method, rate)
     for steps, carried in zip(plan.dynamic.measured_after, run.stops):
         samples = sample(seed_keys(plan.seeds), carried.params)
-        plain, quieter = _measure(plan.model, Method(method.basis, "", method.hidden))(
+        plain, quieter = measurer(plan.model, method.basis, method.hidden)(
             carried.estimator_state.control, carried.params, samples
         )
         tables.append(
@@ -67,17 +65,3 @@ def _run(plan: Plan, method: Method, rate: float) -> Table:
             )
         )
     return joined(tables)
-
-
-@once
-def _measure(model: str, method: Method):
-    """`measure(state, params, samples)`: the variances without and with the correction."""
-    problem = PROBLEMS[model]()
-
-    def measure(state, params, samples):
-        quieter = controlled(
-            samples, lambda g, e, b: correct(problem, method, g, state, params, e, b)
-        )
-        return variance(samples.gradient), variance(quieter)
-
-    return jax.jit(over_seeds(model, measure))

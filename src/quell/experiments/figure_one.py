@@ -16,6 +16,7 @@ from quell.experiments.units import Table, Unit, joined
 from quell.models import logistic_regression
 
 _KEY = 1
+_HARM = 1.5
 _NODES = 64  # of the Gauss–Hermite rule: expectations over ε are exact to rounding
 
 
@@ -89,27 +90,29 @@ def left(c: float, best: float, variance: float) -> float:
 
 
 def find_pair(best: np.ndarray, variance: np.ndarray) -> tuple[int, int]:
-    """The two points whose common variate does most harm to the worse served of them.
+    """Two points that a common variate cannot serve, and that their own ones serve best.
 
-    Harm is relative: the variance that is left over the variance there was. The common coefficient
-    that leaves least in both together is the mean of the two best ones.
+    The common coefficient that leaves least in both together is the mean of the two best ones. Of
+    the pairs for which it raises the variance of one by half, the one whose worse served point its
+    own variate serves best: the clearest picture.
 
     Args:
       best: the best coefficient of each point, `[N]`.
       variance: the variance of each point's gradient, `[N]`.
     """
 
-    def harm(pair):
-        shared = best[list(pair)].mean()
-        return max(left(shared, float(best[n]), float(variance[n])) / variance[n] for n in pair)
+    def share(c, n):
+        return float(left(c, float(best[n]), float(variance[n])) / variance[n])
 
-    # Of the points with little variance any variate is too much: leave out the quieter half.
-    loud = [n for n in range(len(best)) if variance[n] >= np.median(variance)]
-    return max(combinations(loud, 2), key=harm)
+    def harmed(pair):
+        return max(share(float(best[list(pair)].mean()), n) for n in pair) >= _HARM
+
+    pairs = [pair for pair in combinations(range(len(best)), 2) if harmed(pair)]
+    return min(pairs, key=lambda pair: max(share(float(best[n]), n) for n in pair))
 
 
 def _data(key, num_data: int):
     x_key, y_key = jax.random.split(key)
-    x = jax.random.normal(x_key, (num_data, 1)) * 1.5
+    x = jax.random.normal(x_key, (num_data, 1))
     y = jax.random.bernoulli(y_key, jax.nn.sigmoid(1.5 * x[:, 0]))
     return {"x": x, "y": y.astype(float)}

@@ -90,7 +90,7 @@ def _static(results: Results):
 
 def _static_panels(results: Results, model: str, basis: str, criterion: str, rate: float):
     static = results.plans[model].static
-    networks = static.networks if basis == "linear" else static.quadratic_networks
+    networks = static.networks_for(basis, criterion)
     x = np.asarray(static.measured_after, float)
     rows = []
     try:

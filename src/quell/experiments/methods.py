@@ -91,7 +91,8 @@ def estimator(
 
 def correct(
     problem: Problem,
-    method: Method,
+    basis: str,
+    hidden: tuple[int, ...],
     gradient: PyTree[Array],
     state: PyTree[Array],
     params: PyTree[Array],
@@ -99,7 +100,7 @@ def correct(
     batch: PyTree[Array],
 ) -> PyTree[Array]:
     """G̃ of one batch with coefficients as they stand; nothing learns."""
-    applied = Method(method.basis, "squared_difference", method.hidden)
+    applied = Method(basis, "squared_difference", hidden)
     frozen = control(problem, applied, optax.identity(), learns=False)
     context = problem.context(batch)
     return frozen.update(gradient, state, params, noise=noise, context=context)[0]

@@ -49,17 +49,17 @@ def versions() -> dict[str, str]:
 
 def path_of(out: Path, unit: Unit) -> Path:
     """Where a unit's record lies; the name depends on all of its setting."""
-    text = _canonical([unit.experiment, unit.setting])
+    text = json.dumps([unit.experiment, unit.setting], sort_keys=True)
     return out / "records" / unit.experiment / f"{_digest(text)[:16]}.json"
 
 
 def write(out: Path, unit: Unit, table: Table, seconds: float) -> Record:
     """Write a finished unit, whole or not at all."""
     record = Record(unit.experiment, dict(unit.setting), versions(), seconds, table)
-    content = _canonical(record._asdict())
+    content = json.dumps(record._asdict(), separators=(",", ":"))
     body = json.dumps({"sha256": _digest(content)}) + "\n" + content + "\n"
     write_text(path_of(out, unit), body)
-    return record
+    return Record(**json.loads(content))  # as it will be read
 
 
 def read(out: Path, unit: Unit) -> tuple[Record | None, str | None]:
@@ -147,10 +147,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.9g}"
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def _digest(text: str) -> str:

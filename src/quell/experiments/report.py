@@ -104,8 +104,8 @@ def _claim(claim: Claim) -> str:
 <p class="badge {kind}">{verdict(claim.holds)}</p>
 <p class="effect">Effect: {html.escape(claim.effect)}.</p>
 {why}
-<div class="scroll"><table>
-<tr><th>model</th><th>part</th><th>effect, 95 % interval</th>{paper}<th></th></tr>
+<div class="scroll"><table class="parts">
+<tr class="head"><th>model</th><th>part</th><th>effect, 95 % interval</th>{paper}<th></th></tr>
 {rows}</table></div>
 </section>
 """
@@ -114,11 +114,12 @@ def _claim(claim: Claim) -> str:
 def _part(part: Part, has_paper: bool, judged: bool = True) -> str:
     paper = ""
     if has_paper:
-        paper = f"<td>{_interval(part.paper) if part.paper else ''}</td>"
+        number = _interval(part.paper) if part.paper else ""
+        paper = f'<td data-label="paper’s measure">{number}</td>'
     mark = verdict(part.holds) if judged else f"({verdict(part.holds)})"
     return (
         f"<tr><td>{MODELS[part.model]}</td><td>{html.escape(part.name)}</td>"
-        f"<td>{_interval(part.interval)}</td>{paper}<td>{mark}</td></tr>\n"
+        f'<td data-label="effect">{_interval(part.interval)}</td>{paper}<td>{mark}</td></tr>\n'
     )
 
 
@@ -139,8 +140,9 @@ def _interval(interval: Interval) -> str:
 def _figure(picture: Picture) -> str:
     data = base64.b64encode(picture.png).decode()
     caption = html.escape(picture.caption)
+    width = int.from_bytes(picture.png[16:20], "big") * 2 // 3  # drawn at 150 dots per inch
     return (
-        f'<figure id="{picture.name}"><div class="scroll"><img alt="{caption}" '
+        f'<figure id="{picture.name}"><div class="scroll"><img alt="{caption}" width="{width}" '
         f'src="data:image/png;base64,{data}"></div><figcaption>{caption}</figcaption></figure>\n'
     )
 
@@ -150,18 +152,15 @@ def table_rows(results: Results, model: str) -> list[tuple[str, list[str]]]:
     rows = []
     for variant, criterion, name in VARIANTS:
         cells = []
-        for way in ("dispatched", "loop"):
-            try:
+        try:
+            for way in ("dispatched", "loop"):
                 ours = results.milliseconds(model, variant, criterion, way)
                 plain = results.milliseconds(model, "plain", "none", way)
-            except NotRunError:
-                return []
-            if not ours.size:
-                break
-            cells.append(f"{ours.mean():.3f} ({ours.std(ddof=1):.3f})")
-            cells.append(f"{np.median(ours) / np.median(plain):.1f}×")
-        if cells:
-            rows.append((name, cells))
+                cells.append(f"{ours.mean():.3f} ({ours.std(ddof=1):.3f})")
+                cells.append(f"{np.median(ours) / np.median(plain):.1f}×")
+        except NotRunError:
+            continue
+        rows.append((name, cells))
     return rows
 
 
@@ -210,8 +209,15 @@ table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabu
 th, td { text-align: left; padding: .2rem .9rem .2rem 0; white-space: nowrap; }
 th { color: #555; font-weight: 600; border-bottom: 1px solid #ddd; }
 figure { margin: 1.5rem 0; }
-figure img { width: 100%; min-width: 36rem; max-width: 60rem; height: auto; display: block; }
+figure img { max-width: max(100%, 34rem); height: auto; display: block; }
 figcaption { color: #444; font-size: .92rem; }
+@media (max-width: 42rem) {
+  .parts tr { display: block; padding: .3rem 0; border-top: 1px solid #ddd; }
+  .parts tr.head { display: none; }
+  .parts td { display: block; white-space: normal; padding: 0; }
+  .parts td:empty { display: none; }
+  .parts td[data-label]::before { content: attr(data-label) ": "; color: #555; }
+}
 details summary { cursor: pointer; padding: .5rem 0; font-weight: 600; }
 code { background: #f3f3f3; padding: .1rem .3rem; border-radius: .2rem; overflow-wrap: anywhere; }
 """

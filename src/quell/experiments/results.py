@@ -109,7 +109,10 @@ class Results(NamedTuple):
         table = self.find("table-1", model=model).table
         wanted = (variant, criterion, way)
         rows = zip(table["variant"], table["criterion"], table["way"], table["milliseconds"])
-        return np.array([value for *names, value in rows if tuple(names) == wanted])
+        values = [value for *names, value in rows if tuple(names) == wanted]
+        if not values:
+            raise NotRunError(f"table-1 {wanted}")
+        return np.array(values)
 
 
 def remaining(record: Record, metric: str, **where) -> Float[np.ndarray, " seeds"]:

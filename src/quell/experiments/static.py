@@ -12,11 +12,11 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from quell._batches import reshuffle
 from quell.experiments.config import Plan
-from quell.experiments.methods import Method, control, correct
+from quell.experiments.methods import Method, control
 from quell.experiments.problems import PROBLEMS
 from quell.experiments.training import over_seeds, seed_keys, trained
 from quell.experiments.units import Table, Unit, cost, joined, once, tidy
-from quell.experiments.variance import Samples, controlled, sampler, variance
+from quell.experiments.variance import Samples, measurer, sampler
 
 _LESSONS = 1  # folded into a seed's key
 
@@ -28,7 +28,7 @@ def units(plan: Plan) -> list[Unit]:
         _unit(plan, Method(basis, criterion, hidden), rate)
         for basis in static.bases
         for criterion in static.criteria
-        for hidden in (static.networks if basis == "linear" else static.quadratic_networks)
+        for hidden in static.networks_for(basis, criterion)
         for rate in static.learning_rates
     ]
 
@@ -131,9 +131,6 @@ def _student(plan: Plan, method: Method):
     """
     problem = PROBLEMS[plan.model]()
 
-    def start(key, params):
-        return control(problem, method, optax.adam(1.0)).init(params, key=key)
-
     def learn(state, lessons: Lessons, rate: Float[Array, ""], begin, end):
         control_variate = control(problem, method, optax.adam(rate))
 
@@ -152,18 +149,23 @@ def _student(plan: Plan, method: Method):
 
         return lax.fori_loop(begin, end, step, state)
 
-    def measure(state, params, samples):
-        quieter = controlled(
-            samples, lambda g, e, b: correct(problem, method, g, state, params, e, b)
-        )
-        return variance(samples.gradient), variance(quieter)
-
     def learn_all(state, lessons, rate, begin, end):
         one = lambda state, lessons: learn(state, lessons, rate, begin, end)  # noqa: E731
         return over_seeds(plan.model, one)(state, lessons)
 
     return (
-        jax.jit(over_seeds(plan.model, start)),
+        _start(plan.model, method.basis, method.hidden),
         jax.jit(learn_all, donate_argnums=0),
-        jax.jit(over_seeds(plan.model, measure)),
+        measurer(plan.model, method.basis, method.hidden),
     )
+
+
+@once
+def _start(model: str, basis: str, hidden: tuple[int, ...]):
+    """`start(keys, params)`: coefficients before any lesson, whatever they will learn by."""
+    problem, method = PROBLEMS[model](), Method(basis, "squared_difference", hidden)
+
+    def start(key, params):
+        return control(problem, method, optax.adam(1.0)).init(params, key=key)
+
+    return jax.jit(over_seeds(model, start))

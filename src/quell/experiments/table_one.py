@@ -15,7 +15,6 @@ from quell.estimators import Estimator, MakeEstimator, monte_carlo
 from quell.experiments.config import CONTEXT_FREE, Plan
 from quell.experiments.methods import Method, estimator
 from quell.experiments.problems import PROBLEMS
-from quell.experiments.training import adam
 from quell.experiments.units import Table, Unit, joined, tidy
 
 _LOOP = 100  # steps in one call of the compiled loop
@@ -56,7 +55,9 @@ def _run(plan: Plan) -> Table:
         for criterion in table.criteria:
             method = Method("linear", criterion, hidden)
             name = "amortised" if hidden != CONTEXT_FREE else "context-free"
-            makers[criterion, name] = estimator(problem, method, adam(plan.main_learning_rate))
+            makers[criterion, name] = estimator(
+                problem, method, optax.adam(plan.main_learning_rate)
+            )
     timers = {name: _timer(plan, make(problem.objective)) for name, make in makers.items()}
     seconds = {name: np.zeros((2, table.repetitions)) for name in timers}
     for repetition in range(table.repetitions):
@@ -79,10 +80,10 @@ def _run(plan: Plan) -> Table:
 
 def _timer(plan: Plan, estimate: Estimator) -> Timer:
     """Compile both ways and take the first steps."""
-    problem = PROBLEMS[plan.model]()
+    problem, optimizer = PROBLEMS[plan.model](), optax.adam(plan.learning_rate)
     loop: Loop = compiled_loop(
         estimate,
-        adam(plan.learning_rate),
+        optimizer,
         reshuffle,
         {},
         num_data=problem.objective.num_data,
@@ -102,7 +103,7 @@ def _timer(plan: Plan, estimate: Estimator) -> Timer:
         gradient, _, state = estimate.estimate(
             jax.random.fold_in(key, t), carried.params, batch, carried.estimator_state
         )
-        updates, optimizer_state = adam(plan.learning_rate).update(
+        updates, optimizer_state = optimizer.update(
             gradient, carried.optimizer_state, carried.params
         )
         return type(carried)(optax.apply_updates(carried.params, updates), optimizer_state, state)

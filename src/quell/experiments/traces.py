@@ -1,11 +1,10 @@
 """Section 5.4: the bound on the whole data while training, controlled and uncontrolled."""
 
 from quell._loop import Step
-from quell.estimators import MakeEstimator, monte_carlo
 from quell.experiments.config import Plan
-from quell.experiments.methods import Method, estimator
+from quell.experiments.methods import Method
 from quell.experiments.problems import PROBLEMS
-from quell.experiments.training import adam, train
+from quell.experiments.training import train
 from quell.experiments.units import Table, Unit, cost, tidy
 
 _PLAIN = Method("linear", "none", (), "none")
@@ -47,16 +46,15 @@ def _unit(plan: Plan, method: Method) -> Unit:
 
 def _run(plan: Plan, method: Method) -> Table:
     problem, traces = PROBLEMS[plan.model](), plan.traces
-    estimate: MakeEstimator = monte_carlo()
-    if method != _PLAIN:
-        estimate = estimator(problem, method, adam(plan.main_learning_rate))
 
     def nelbo(step: Step):
         # The key depends on seed and step alone: all methods are measured with the same draws.
         return problem.nelbo(step.key, step.params, traces.nelbo_draws)
 
     every = traces.nelbo_every
-    run = train(plan, (traces.num_steps,), estimate, {"nelbo": nelbo}, every)
+    controlled = None if method == _PLAIN else method
+    rate = plan.main_learning_rate
+    run = train(plan, (traces.num_steps,), controlled, rate, {"nelbo": nelbo}, every)
     return tidy(
         {"seed": range(plan.seeds), "step": range(0, traces.num_steps, every)},
         nelbo=run.columns["nelbo"][:, ::every],

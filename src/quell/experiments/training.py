@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell._batches import reshuffle
-from quell._loop import Carried, Monitor, compiled_loop, run_keys
-from quell.estimators import MakeEstimator, monte_carlo
+from quell._loop import Carried, Monitor, RunKeys, compiled_loop, run_keys
+from quell.estimators import monte_carlo
 from quell.experiments.config import Plan
+from quell.experiments.methods import Method, estimator
 from quell.experiments.problems import PROBLEMS
 from quell.experiments.units import once
 
@@ -34,18 +36,29 @@ class Run(NamedTuple):
 def train(
     plan: Plan,
     stops: Sequence[int],
-    make: MakeEstimator,
+    method: Method | None,
+    rate: float = 0.0,
     monitors: Mapping[str, Monitor] | None = None,
     monitor_every: int = 1,
 ) -> Run:
     """Train the plan's model for `max(stops)` steps, for each of its seeds.
 
     All seeds in one call where states are small, else one after the other (see `over_seeds`).
+
+    Args:
+      stops: after how many steps to keep params and states, in ascending order.
+      method: the control variate, or None for plain gradients.
+      rate: the learning rate of its coefficients.
+      monitors: as for `quell.fit`.
+      monitor_every: steps from one evaluation of the monitors to the next.
     """
     problem, together = PROBLEMS[plan.model](), _side_by_side(plan.model)
+    make = monte_carlo() if method is None else estimator(problem, method, optax.adam(rate))
+    optimizer = optax.adam(plan.learning_rate)
+    start = _start(plan.model, *((method.basis, method.hidden) if method else (None, ())))
     loop = compiled_loop(
         make(problem.objective),
-        adam(plan.learning_rate),
+        optimizer,
         reshuffle,
         monitors or {},
         num_data=problem.objective.num_data,
@@ -57,8 +70,7 @@ def train(
 
     def run(key):
         keys = run_keys(key)
-        init = jax.vmap(problem.init) if together else problem.init
-        carried = loop.start(keys, init(keys.params), problem.data)
+        carried = start(keys)
         seen, tables, step = [], [], 0
         for stop in stops:
             while step < stop:
@@ -82,7 +94,7 @@ def train(
 def trained(plan: Plan) -> dict[int, PyTree[Array]]:
     """Params at the stages where the static experiment freezes them, plainly trained."""
     stages = plan.static.frozen_after
-    run = train(plan, stages, monte_carlo())
+    run = train(plan, stages, None)
     return {stage: carried.params for stage, carried in zip(stages, run.stops)}
 
 
@@ -106,6 +118,17 @@ def seed_keys(seeds: int) -> Key[Array, " seeds"]:
 
 
 @once
-def adam(learning_rate: float) -> optax.GradientTransformation:
-    """Adam, the one optimiser of the paper."""
-    return optax.adam(learning_rate)
+def _start(model: str, basis: str | None, hidden: tuple[int, ...]):
+    """What training starts from, compiled once: learning rates and criteria do not change it."""
+    problem = PROBLEMS[model]()
+    make = monte_carlo()
+    if basis is not None:
+        make = estimator(problem, Method(basis, "squared_difference", hidden), optax.adam(1.0))
+
+    def start(keys: RunKeys) -> Carried:
+        params = problem.init(keys.params)
+        state = make(problem.objective).init(keys.init, params, problem.data)
+        carried = Carried(params, optax.adam(1.0).init(params), state)
+        return jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), carried)
+
+    return jax.jit(jax.vmap(start) if _side_by_side(model) else start)

@@ -4,7 +4,6 @@ Batches B_m and, for each, draws ε_mk give gradients G_mk. By the law of total 
 tr Cov[G] = E_B tr Cov_ε[G | B] + tr Cov_B[E_ε[G | B]]: the draws' part and the points'.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -13,7 +12,7 @@ from jaxtyping import Array, Float, PyTree
 
 from quell._batches import reshuffle
 from quell.experiments.config import Sampling
-from quell.experiments.methods import flat
+from quell.experiments.methods import correct, flat
 from quell.experiments.problems import PROBLEMS, Problem
 from quell.experiments.training import over_seeds
 from quell.experiments.units import once
@@ -70,12 +69,22 @@ def _compiled_sampler(model: str, size: Sampling, batch_size: int):
     return jax.jit(over_seeds(model, sample))
 
 
-def controlled(
-    samples: Samples, correct: Callable[[PyTree[Array], PyTree[Array], PyTree[Array]], PyTree]
-) -> PyTree[Array]:
-    """G̃ for the same batches and draws, by `correct(gradient, noise, batch)`."""
-    per_draw = jax.vmap(correct, (0, 0, None))
-    return jax.vmap(per_draw)(samples.gradient, samples.noise, samples.batch)
+@once
+def measurer(model: str, basis: str, hidden: tuple[int, ...]):
+    """`measure(state, params, samples)`: variances of Ĝ and, on the same samples, of G̃.
+
+    For every seed, with the coefficients as they stand in the control variate's state.
+    """
+    problem = PROBLEMS[model]()
+
+    def measure(state, params, samples: Samples) -> tuple[Variance, Variance]:
+        one = lambda g, e, b: correct(problem, basis, hidden, g, state, params, e, b)  # noqa: E731
+        quieter = jax.vmap(jax.vmap(one, (0, 0, None)))(
+            samples.gradient, samples.noise, samples.batch
+        )
+        return variance(samples.gradient), variance(quieter)
+
+    return jax.jit(over_seeds(model, measure))
 
 
 def variance(gradient: PyTree[Array]) -> Variance:

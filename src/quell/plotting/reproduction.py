@@ -53,7 +53,7 @@ def ratio_lines(panels: Sequence[Sequence[Panel]]) -> Any:
         row[0].set_ylabel(line[0].ylabel)
     for axis in axes[-1]:
         axis.set_xlabel("coefficient steps")
-    legend_below(figure, axes[0, 0], columns=min(5, len(panels[0][0].series)))
+    legend_below(figure, axes[0, 0], columns=5 if columns > 2 else 3)
     return figure
 
 
@@ -165,7 +165,7 @@ def illustration(points: Sequence[Illustrated]) -> Any:
     low = min(p.gradient.min() for p in points)
     high = max(p.gradient.max() for p in points)
     curves.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
-    densities.set(xscale="log", xlabel="density (log)")
+    densities.set(xlabel="density")
     densities.set_title("outline: plain; pale: common; full: own", fontsize=8)
     legend_below(figure, curves, columns=3)
     return figure

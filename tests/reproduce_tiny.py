@@ -1,0 +1,61 @@
+"""`quell reproduce` with everything as small as it goes: `python reproduce_tiny.py OUT ARGS…`."""
+
+import sys
+from dataclasses import replace
+
+from quell import cli
+from quell.experiments.config import (
+    CONTEXT_FREE,
+    QUICK,
+    Dynamic,
+    Sampling,
+    Static,
+    TableOne,
+    Traces,
+)
+
+_SMALL = (CONTEXT_FREE, (4,))
+TINY = replace(
+    QUICK["logistic"],
+    seeds=2,
+    sampling=Sampling(batches=4, draws=2),
+    static=Static(
+        frozen_after=(2,),
+        measured_after=(1, 3),
+        bases=("linear",),
+        criteria=("squared_difference", "gradient_sum"),
+        networks=_SMALL,
+        other_networks=(CONTEXT_FREE,),
+        learning_rates=(1e-2,),
+    ),
+    dynamic=Dynamic(
+        measured_after=(2, 3),
+        bases=("linear",),
+        criteria=("squared_difference",),
+        networks=((4,),),
+        learning_rates=(1e-2,),
+        orders=("apply_then_learn",),
+    ),
+    traces=Traces(
+        num_steps=4,
+        nelbo_draws=2,
+        nelbo_every=2,
+        criteria=("squared_difference",),
+        networks=(CONTEXT_FREE,),
+        orders=("apply_then_learn", "learn_then_apply"),
+    ),
+    table_one=TableOne(
+        repetitions=2, runs=2, criteria=("squared_difference",), networks=(CONTEXT_FREE,)
+    ),
+)
+
+
+def reproduce(out, experiment="all", *more):
+    """Run the command; its exit code."""
+    QUICK["logistic"] = TINY
+    args = ["reproduce", experiment, "--quick", "--model", "logistic", "--out", str(out)]
+    return cli.main([*args, *more])
+
+
+if __name__ == "__main__":
+    sys.exit(reproduce(*sys.argv[1:]))

@@ -1,0 +1,270 @@
+"""Verdicts on made-up records whose answers are known."""
+
+import json
+from itertools import product
+
+import numpy as np
+import pytest
+
+from quell.experiments.claims import judge
+from quell.experiments.config import CONTEXT_FREE, DEEPEST, PAPER
+from quell.experiments.methods import network_name
+from quell.experiments.records import Record
+from quell.experiments.results import Results, remaining
+from quell.experiments.verdicts import (
+    Interval,
+    as_json,
+    difference_interval,
+    mean_interval,
+    median_interval,
+    positive,
+    within,
+)
+
+SEEDS = 10
+CRITERIA = ("squared_difference", "gradient_sum", "partial_gradients")
+NETWORKS = {"none": 1.0, "16": 0.8, "128": 0.6, "16-16-16": 0.5, "128-128-128": 0.3}
+
+
+def wobble(size, scale=0.01):
+    """Seeds that differ a little, the same way every time."""
+    return scale * np.random.default_rng(0).standard_normal(size)
+
+
+def ratio_table(axes, ratio):
+    """Rows for every combination of the axes and seed, with `ratio(**where)` left."""
+    rows = [dict(zip(axes, values)) for values in product(*axes.values())]
+    table = {name: [row[name] for row in rows for _ in range(SEEDS)] for name in axes}
+    table["seed"] = list(range(SEEDS)) * len(rows)
+    left = np.concatenate([ratio(**row) + wobble(SEEDS) for row in rows])
+    for part, plain in (("norm", 5.0), ("draws", 2.0), ("points", 3.0)):
+        table[f"plain_{part}"] = [plain] * len(left)
+        table[f"controlled_{part}"] = (plain * left).tolist()
+    return table
+
+
+def record(experiment, table, **setting):
+    return Record(experiment, setting, {"quell": "0"}, 1.0, table)
+
+
+def static_records(model, left):
+    """`left(network, criterion, stage, steps)` for every setting of the main learning rate."""
+    plan = PAPER[model]
+    axes = {
+        "frozen_after": plan.static.frozen_after,
+        "coefficient_steps": plan.static.measured_after,
+    }
+    for network, criterion in product(NETWORKS, CRITERIA):
+        table = ratio_table(
+            axes,
+            lambda frozen_after, coefficient_steps, n=network, c=criterion: left(
+                n, c, frozen_after, coefficient_steps
+            ),
+        )
+        yield record(
+            "static",
+            table,
+            model=model,
+            network=network,
+            criterion=criterion,
+            basis="linear",
+            learning_rate=plan.main_learning_rate,
+        )
+
+
+def dynamic_records(model, left):
+    plan = PAPER[model]
+    for network, criterion in product(("none", "128-128-128"), CRITERIA):
+        table = ratio_table(
+            {"steps": plan.dynamic.measured_after},
+            lambda steps, n=network, c=criterion: left(n, c, steps),
+        )
+        yield record(
+            "dynamic",
+            table,
+            model=model,
+            network=network,
+            criterion=criterion,
+            basis="linear",
+            order="apply_then_learn",
+            learning_rate=plan.main_learning_rate,
+        )
+
+
+def trace_records(model, offset, order="apply_then_learn"):
+    """NELBO is 100 plus `offset(network)(t)`, t from 0 to 1; seeds differ by a common noise."""
+    t = np.linspace(0, 1, 200)
+    seeds = wobble((SEEDS, 1), scale=5.0)
+    noise = np.random.default_rng(1).standard_normal((SEEDS, t.size)) * 0.01
+    settings = [("plain", "none", "none")]
+    settings += [
+        (network_name(hidden), criterion, order)
+        for hidden in (CONTEXT_FREE, DEEPEST)
+        for criterion in PAPER[model].traces.criteria
+    ]
+    for network, criterion, own_order in settings:
+        nelbo = 100 + seeds + offset(network)(t) + (noise if network != "plain" else 0)
+        table = {"seed": [s for s in range(SEEDS) for _ in t], "nelbo": nelbo.ravel().tolist()}
+        yield record(
+            "traces", table, model=model, network=network, criterion=criterion, order=own_order
+        )
+
+
+def timing_record(model, overhead):
+    rows = [
+        (variant, criterion, way, cost * (1 + 0.02 * (i % 3)))
+        for (variant, cost), way in product(
+            (("plain", 1.0), ("context-free", 2.0), ("amortised", 2.0 * (1 + overhead))),
+            ("dispatched", "loop"),
+        )
+        for criterion in (("none",) if variant == "plain" else CRITERIA[:2])
+        for i in range(30)
+    ]
+    table = dict(zip(("variant", "criterion", "way", "milliseconds"), map(list, zip(*rows))))
+    return record("table-1", table, model=model)
+
+
+def as_the_paper_says(model, base):
+    """Records in which everything is as the paper says; `base` is what is left at the best."""
+
+    def static(network, criterion, stage, steps):
+        late = base + (1 - base) * NETWORKS[network] if network != "none" else 1.0
+        slow = {1: 0.99, 10: 0.96, 30: 0.9, 100: 0.7, 300: 0.4, 1000: 0.0}[steps]
+        if criterion == "partial_gradients":
+            slow = 0.4 * slow
+        early = {10: 0.3, 200: 0.1, 1000: 0.0}[stage]
+        return late + (1 - late) * max(slow, early)
+
+    def dynamic(network, criterion, steps):
+        return 1.0 if network == "none" else {10: 0.9, 200: 0.7, 1000: 0.4}[steps]
+
+    def offset(network):
+        if network == "plain":
+            return lambda t: 0 * t
+        gain = 2.0 if network == "none" else 5.0
+        return lambda t: np.where(t < 0.1, 3.0, -gain * t)
+
+    yield from static_records(model, static)
+    yield from dynamic_records(model, dynamic)
+    yield from trace_records(model, offset)
+    yield timing_record(model, overhead=0.25)
+
+
+def results(*records):
+    return Results(records, dict(PAPER))
+
+
+def test_when_everything_is_as_the_paper_says_every_claim_holds():
+    claims = judge(results(*as_the_paper_says("logistic", 0.0), *as_the_paper_says("deep-gp", 0.3)))
+    assert [claim.id for claim in claims] == list(range(1, 12))
+    assert {claim.id: claim.holds for claim in claims} == dict.fromkeys(range(1, 12), True)
+    for claim in claims:
+        models = {part.model for part in claim.parts}
+        assert models == ({"both"} if claim.id == 11 else {"logistic", "deep-gp"})
+
+
+def test_when_everything_is_the_other_way_round_every_claim_fails():
+    def static(network, criterion, stage, steps):
+        worse = {"none": 0.1, "16": 0.2, "16-16-16": 0.5, "128": 0.6, "128-128-128": 0.7}[network]
+        return worse + (0.3 if criterion == "gradient_sum" else 0) - 0.1 * (stage == 10)
+
+    def partial_is_slower(network, criterion, stage, steps):
+        return static(network, criterion, stage, steps) + (criterion == "partial_gradients")
+
+    def dynamic(network, criterion, steps):
+        left = {"none": 0.5}.get(network, 1.5)
+        return left + (0.3 if criterion == "gradient_sum" else 0) + 0.1 * (steps == 1000)
+
+    def offset(network):
+        return lambda t: {"plain": 0.0, "none": 1.0}.get(network, 2.0) * (2 * t - 0.2)
+
+    records = []
+    for model, extra in (("logistic", 0.1), ("deep-gp", 0.0)):
+        records += static_records(model, lambda *a, e=extra: partial_is_slower(*a) + e)
+        records += dynamic_records(model, dynamic)
+        records += trace_records(model, offset)
+        records.append(timing_record(model, overhead=3.0))
+    verdicts = {claim.id: claim.holds for claim in judge(results(*records))}
+    assert verdicts == dict.fromkeys(range(1, 12), False)
+
+
+def test_an_effect_is_the_mean_difference_over_seeds():
+    claim = judge(results(*as_the_paper_says("logistic", 0.0)))[0]
+    static = next(part for part in claim.parts if part.name == "static")
+    assert static.interval.effect == pytest.approx(1.0 - 0.3, abs=1e-9)
+    assert static.interval.low <= static.interval.effect <= static.interval.high
+    assert static.paper is not None
+
+
+def test_seeds_that_disagree_leave_a_claim_undecided():
+    noisy = []
+    for r in static_records("logistic", lambda *a: 1.0):
+        sign = 1 if r.setting["network"] == "none" else -1
+        left = [2.0 + sign * (-1) ** seed for seed in r.table["seed"]]
+        noisy.append(r._replace(table=r.table | {"controlled_draws": left}))
+    assert judge(results(*noisy))[0].holds is None
+
+
+def test_what_was_not_run_is_not_judged():
+    claims = judge(results(*static_records("logistic", lambda *a: 0.5)))
+    by_id = {claim.id: claim for claim in claims}
+    assert by_id[1].parts
+    assert not by_id[6].parts
+    assert not by_id[11].parts
+    assert as_json(by_id[6])["verdict"] == "not run"
+    assert as_json(by_id[6])["holds"] is None
+
+
+def test_the_papers_order_is_shown_but_not_judged():
+    def better(network):
+        return lambda t: 0 * t if network == "plain" else -t - (network != "none")
+
+    def worse(network):
+        return lambda t: 0 * t if network == "plain" else t + 1
+
+    records = [*trace_records("logistic", better)]
+    papers = trace_records("logistic", worse, order="learn_then_apply")
+    records += [r for r in papers if r.setting["network"] != "plain"]
+    claim = judge(results(*records))[5]
+    assert claim.holds is True
+    assert [part.holds for part in claim.also if "uncontrolled" in part.name] == [False]
+
+
+def test_a_claim_in_json_has_its_numbers_and_no_infinities():
+    claims = judge(results(*as_the_paper_says("logistic", 0.0)))
+    for claim in claims:
+        found = json.loads(json.dumps(as_json(claim), allow_nan=False))
+        assert {"id", "holds", "effect", "low", "high"} <= found.keys()
+
+
+def test_total_left_is_weighted_by_the_parts():
+    table = {
+        "seed": [0],
+        "steps": [1],
+        "plain_draws": [1.0],
+        "plain_points": [3.0],
+        "controlled_draws": [0.0],
+        "controlled_points": [3.0],
+    }
+    assert remaining(record("dynamic", table), "total", steps=1) == pytest.approx([0.75])
+    assert remaining(record("dynamic", table), "draws", steps=1) == pytest.approx([0.0])
+
+
+def test_intervals_cover_at_their_level():
+    rng = np.random.default_rng(0)
+    draws = rng.standard_normal((4000, 6))
+    for make in (mean_interval, lambda v: difference_interval(v[:3], v[3:])):
+        covered = np.mean([low <= 0 <= high for _, low, high in map(make, draws)])
+        assert covered == pytest.approx(0.95, abs=0.02)  # Welch's is approximate
+    medians = [median_interval(row) for row in rng.standard_normal((2000, 25))]
+    assert np.mean([low <= 0 <= high for _, low, high in medians]) > 0.94
+
+
+def test_decisions():
+    assert positive(Interval(1, 0.5, 2)) is True
+    assert positive(Interval(-1, -2, -0.5)) is False
+    assert positive(Interval(0.5, -1, 2)) is None
+    assert within(-1, 1)(Interval(0, -0.5, 0.5)) is True
+    assert within(-1, 1)(Interval(2, 1.5, 2.5)) is False
+    assert within(-1, 1)(Interval(1, 0.5, 1.5)) is None
+    assert mean_interval(np.array([1.0])).low == -np.inf

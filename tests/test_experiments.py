@@ -1,0 +1,123 @@
+"""What the experiments measure with: variances, the bound on all data, the pair of figure 1."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from quell._gaussian import packed_identity
+from quell.experiments.config import DEEPEST, PAPER, QUICK
+from quell.experiments.figure_one import find_pair, left
+from quell.experiments.methods import Method, control, correct
+from quell.experiments.problems import logistic
+from quell.experiments.run import readable
+from quell.experiments.units import joined, once, tidy
+from quell.experiments.variance import total_variance
+
+
+def test_draws_and_points_are_told_apart():
+    rng = np.random.default_rng(0)
+    points = 2.0 * rng.standard_normal((4000, 1, 3))
+    draws = 1.0 * rng.standard_normal((4000, 5, 3))
+    within, between = total_variance(jnp.asarray(points + draws))
+    # Standard errors of the two: 3·√(2/16000) and 3·(4 + 0.2)·√(2/4000), about.
+    assert abs(within - 3 * 1.0) < 5 * 0.035
+    assert abs(between - 3 * 4.0) < 5 * 0.3
+
+
+def test_the_bound_on_distinct_rows_is_the_bound_on_all_of_them(key):
+    problem = logistic()
+    assert int(problem.counts.sum()) == problem.objective.num_data
+    assert problem.counts.size < 32
+    mean = jnp.array([0.3, -0.2, 0.5, 0.1])
+    # A posterior so narrow that draws do not matter.
+    narrow = {"mean": mean, "scale": packed_identity(4, 1e-6)}
+    noise = problem.objective.sample_noise(key, problem.objective.num_data)
+    exact = problem.objective.value(narrow, noise, problem.data)
+    np.testing.assert_allclose(problem.nelbo(key, narrow, 3), exact, rtol=1e-5)
+
+
+def test_correcting_is_what_the_transformation_does_before_it_learns(key):
+    problem = logistic()
+    method = Method("quadratic", "squared_difference", (4,))
+    params, batch = problem.init(key), jax.tree.map(lambda leaf: leaf[:10], problem.data)
+    variate = control(problem, method, optax.adam(1e-2))
+    state = variate.init(params, key=key)
+    for step in range(3):
+        noise = problem.objective.sample_noise(jax.random.fold_in(key, step), 10)
+        gradient = problem.objective.gradient(params, noise, batch)
+        expected, new = variate.update(
+            gradient, state, params, noise=noise, context=problem.context(batch)
+        )
+        found = correct(problem, "quadratic", (4,), gradient, state, params, noise, batch)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
+        state = new
+    assert not np.allclose(found["mean"], gradient["mean"])
+
+
+def test_the_pair_is_one_that_a_common_coefficient_cannot_serve():
+    best = np.array([1.0, 1.1, 5.0, -4.0])
+    variance = best**2 + np.array([0.5, 0.01, 0.2, 9.0])
+    a, b = find_pair(best, variance)
+    assert (a, b) == (1, 2)
+    shared = (best[a] + best[b]) / 2
+    assert left(shared, best[a], variance[a]) > 1.5 * variance[a]
+
+
+def test_tables_have_a_row_for_each_combination():
+    value = np.arange(6.0).reshape(2, 3)
+    table = tidy({"seed": [0, 1], "step": [1, 2, 3]}, value=value)
+    assert table == {
+        "seed": [0, 0, 0, 1, 1, 1],
+        "step": [1, 2, 3, 1, 2, 3],
+        "value": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0],
+    }
+    assert joined([table, table])["step"] == table["step"] * 2
+
+
+def test_once_computes_once_for_several_threads():
+    from threading import Barrier, Thread
+
+    calls, barrier = [], Barrier(4)
+
+    @once
+    def slow(x):
+        calls.append(x)
+        return x
+
+    def ask():
+        barrier.wait()
+        slow(1)
+
+    threads = [Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calls == [1]
+
+
+def test_what_the_paper_fixes_is_the_default():
+    for model, rate in (("logistic", 1e-2), ("deep-gp", 1e-3)):
+        plan = PAPER[model]
+        assert plan.main_learning_rate == rate
+        assert plan.learning_rate == 1e-2
+        assert plan.batch_size == 10
+        assert plan.static.frozen_after == (10, 200, 1000)
+        assert max(plan.static.measured_after) == 1000
+        assert plan.static.learning_rates == (1e-2, 1e-3)
+        assert plan.traces.num_steps == 2000
+        assert (plan.table_one.repetitions, plan.table_one.runs) == (100, 10)
+        assert DEEPEST in plan.dynamic.networks
+        assert QUICK[model].seeds < plan.seeds
+    assert PAPER["logistic"].seeds == 10
+    assert (PAPER["logistic"].traces.nelbo_draws, PAPER["deep-gp"].traces.nelbo_draws) == (100, 10)
+
+
+def test_durations_for_people():
+    assert [readable(s) for s in (0.4, 59.6, 61, 7300)] == [
+        "0 s",
+        "1 min 0 s",
+        "1 min 1 s",
+        "2 h 1 min",
+    ]

@@ -1,0 +1,177 @@
+"""The command that reproduces the paper: what it leaves, and what it survives."""
+
+import csv
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import pytest
+from reproduce_tiny import TINY, reproduce
+
+from quell.experiments import records
+
+EXPERIMENTS = ("figure-1", "static", "dynamic", "traces", "table-1")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run of everything."""
+    out = tmp_path_factory.mktemp("whole")
+    jax.config.update("jax_disable_most_optimizations", True)
+    assert reproduce(out) == 0
+    yield out
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def rows(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_experiment_leaves_a_tidy_table_with_its_setting_seed_and_versions(whole):
+    for experiment in EXPERIMENTS:
+        table = rows(whole / f"{experiment}.csv")
+        assert table
+        assert all("jax=" in row["versions"] for row in table)
+    static = rows(whole / "static.csv")
+    # Three settings, one stage, two measurements, two seeds.
+    assert len(static) == 3 * 1 * 2 * 2
+    assert {row["seed"] for row in static} == {"0", "1"}
+    assert {(row["network"], row["criterion"]) for row in static} == {
+        ("none", "squared_difference"),
+        ("4", "squared_difference"),
+        ("none", "gradient_sum"),
+    }
+    assert all(float(row["plain_draws"]) > 0 for row in static)
+
+
+def test_coefficients_change_the_variance_once_they_have_learned(whole):
+    static = rows(whole / "static.csv")
+    later = [row for row in static if row["coefficient_steps"] == "3"]
+    assert all(row["controlled_draws"] != row["plain_draws"] for row in later)
+
+
+def test_the_two_orders_train_differently(whole):
+    traces = rows(whole / "traces.csv")
+    by_order = {
+        order: [row["nelbo"] for row in traces if row["order"] == order]
+        for order in ("none", "apply_then_learn", "learn_then_apply")
+    }
+    assert all(len(values) == 2 * 2 for values in by_order.values())
+    first = [values[0] for values in by_order.values()]
+    assert len(set(first)) == 1  # the same start, measured with the same draws
+    last = [values[1] for values in by_order.values()]
+    assert last[1] != last[2]
+
+
+def test_figures_come_as_png_and_pdf_and_the_report_needs_nothing_else(whole):
+    names = {path.stem for path in (whole / "figures").glob("*.png")}
+    assert names == {path.stem for path in (whole / "figures").glob("*.pdf")}
+    assert {"figure-1", "static-logistic-linear-squared_difference-0.01"} <= names
+    page = (whole / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == len(names)
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "Table 1" in page
+
+
+def test_the_summary_lists_eleven_claims(whole):
+    claims = json.loads((whole / "summary.json").read_text())["claims"]
+    assert [claim["id"] for claim in claims] == list(range(1, 12))
+    assert all({"holds", "effect", "low", "high"} <= claim.keys() for claim in claims)
+
+
+def test_figure_one_finds_a_point_that_the_common_variate_makes_worse(whole):
+    points = {row["point"]: row for row in rows(whole / "figure-1.csv")}
+    left = {
+        kind: [float(p[f"variance_{kind}"]) / float(p["variance"]) for p in points.values()]
+        for kind in ("dependent", "independent")
+    }
+    assert max(left["independent"]) > 1
+    assert max(left["dependent"]) < 0.5
+
+
+def test_a_second_run_does_nothing_again(whole, capsys):
+    before = {path: path.stat().st_mtime_ns for path in (whole / "records").rglob("*.json")}
+    assert reproduce(whole, "static") == 0
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert "3 of 3 units were done before" in capsys.readouterr().err
+
+
+def test_damaged_records_are_noticed_named_and_done_again(whole, capsys):
+    paths = sorted((whole / "records" / "static").glob("*.json"))
+    table = (whole / "static.csv").read_bytes()
+    half, changed, empty = paths
+    half.write_text(half.read_text()[:-100])
+    changed.write_text(changed.read_text().replace('"seed":[0', '"seed":[7', 1))
+    empty.write_text("")
+    assert reproduce(whole, "static") == 0
+    said = capsys.readouterr().err
+    assert all(f"{path}: damaged" in said for path in paths)
+    assert "were done before" not in said
+    assert (whole / "static.csv").read_bytes() == table
+
+
+def test_after_a_kill_the_rest_is_done_and_the_result_is_the_same(whole, tmp_path):
+    script = Path(__file__).with_name("reproduce_tiny.py")
+    environment = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    child = subprocess.Popen(
+        [sys.executable, script, tmp_path, "static"], env=environment, stderr=subprocess.DEVNULL
+    )
+    finished = lambda: list((tmp_path / "records").rglob("*.json"))  # noqa: E731
+    deadline = time.monotonic() + 300
+    while not finished() and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert len(finished()) >= 1
+    assert not (tmp_path / "summary.json").exists()
+    (tmp_path / "records" / "static" / "tmp123.part").write_text("half a reco")
+    kept = {path: path.stat().st_mtime_ns for path in finished()}
+
+    assert reproduce(tmp_path, "static") == 0
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert not list(tmp_path.rglob("*.part"))
+    assert (tmp_path / "static.csv").read_bytes() == (whole / "static.csv").read_bytes()
+
+
+def test_a_file_in_place_of_the_directory_is_a_clear_error(tmp_path, capsys):
+    (tmp_path / "taken").write_text("")
+    assert reproduce(tmp_path / "taken", "static") == 2
+    said = capsys.readouterr().err
+    assert "--out" in said
+    assert "taken" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_full_or_read_only_disk_is_a_clear_error(tmp_path, capsys, monkeypatch, number):
+    def refuse(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(records.os, "fsync", refuse)
+    assert reproduce(tmp_path, "static") == 2
+    said = capsys.readouterr().err
+    assert os.strerror(number) in said
+    assert "writable and has space left" in said
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_seeds_must_be_positive(tmp_path, capsys):
+    assert reproduce(tmp_path, "static", "--seeds", "0") == 2
+    assert "--seeds: expected at least 1" in capsys.readouterr().err
+
+
+def test_a_setting_has_a_place_of_its_own(tmp_path):
+    from dataclasses import replace
+
+    from quell.experiments import static
+
+    units = static.units(TINY) + static.units(replace(TINY, seeds=3))
+    assert len({records.path_of(tmp_path, unit) for unit in units}) == len(units)
