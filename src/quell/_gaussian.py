@@ -1,7 +1,8 @@
 """Gaussian families for a vector of weights, q(w) = N(m, LLᵀ), against the unit Gaussian prior.
 
-Params are a dict: `mean` m `[d]`, and `scale`, which holds L with the logarithm of its diagonal:
-positive for any value, and log det L is a plain sum.
+Params are a dict: `mean` m `[d]`, and `scale`. With full covariance that is L itself, packed and
+not constrained, since LLᵀ does not care for signs: steps of a fixed size then reach a narrow
+posterior soon, where steps in the logarithm of the diagonal would take hundreds.
 """
 
 import math
@@ -109,20 +110,19 @@ def whitened_kl(mean: Float[Array, " d"], scale: Float[Array, " t"]) -> Float[Ar
 
 
 def cholesky(scale: Float[Array, " t"], d: int) -> Float[Array, "d d"]:
-    """L from its packed form: unpacked, lower triangle, exponential of the diagonal."""
-    square, diagonal = _square(scale, d), jnp.eye(d, dtype=bool)
-    return jnp.where(diagonal, jnp.exp(jnp.where(diagonal, square, 0)), jnp.tril(square, -1))
+    """L from its packed form."""
+    return jnp.tril(_square(scale, d))
 
 
 def log_diagonal(scale: Float[Array, " t"], d: int) -> Float[Array, " d"]:
-    """log diag L from the packed form."""
-    return jnp.where(jnp.eye(d, dtype=bool), _square(scale, d), 0).sum(-1)
+    """log |diag L| from the packed form."""
+    return jnp.log(jnp.abs(jnp.where(jnp.eye(d, dtype=bool), _square(scale, d), 0).sum(-1)))
 
 
 def packed_identity(d: int, scale: float) -> Float[Array, " t"]:
     """The packed form of L = scale I."""
     packed, entries = np.zeros(d * (d + 1) // 2), np.arange(d * (d + 1) // 2)
-    packed[np.concatenate([entries[d:], entries[::-1]]).reshape(d, d).diagonal()] = math.log(scale)
+    packed[np.concatenate([entries[d:], entries[::-1]]).reshape(d, d).diagonal()] = scale
     return jnp.asarray(packed, float)
 
 

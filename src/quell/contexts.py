@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell._errors import invalid
@@ -49,7 +50,7 @@ def constant() -> Context:
 
 
 class Standardised(NamedTuple):
-    """Mean and scale of the raw contexts, `[C]` each; constant columns have scale zero."""
+    """Mean and inverse scale of the raw contexts, `[C]` each; zero for constant columns."""
 
     mean: Float[Array, " C"]
     inverse_scale: Float[Array, " C"]
@@ -59,10 +60,9 @@ def standardised() -> Context:
     """h(y) = [1, (y − mean) / scale]: the raw context, brought to unit scale."""
 
     def apply(state: Standardised, context):
-        z = (as_matrix(context) - state.mean) * state.inverse_scale
-        return jnp.concatenate([jnp.ones((z.shape[0], 1), z.dtype), z], axis=1)
+        return _with_one((as_matrix(context) - state.mean) * state.inverse_scale)
 
-    return Context(init=lambda key, context: _standardise(context), apply=apply)
+    return Context(init=lambda key, context: _standardise(_rows(context)), apply=apply)
 
 
 class RandomFeatures(NamedTuple):
@@ -83,17 +83,17 @@ def random_features(number: int | None = None, lengthscale: float | None = None)
     """h(y) = [1, z, √2 cos(Ωᵀz + b)], z the standardised context: smooth functions of it.
 
     Args:
-      number: how many cosines; by default from the data: as many as the kernel they stand for
-        has directions in a sample of the contexts, at most 128.
+      number: how many cosines; by default from the data: twice as many as the kernel they stand
+        for has directions in a sample of the contexts, at most 128.
       lengthscale: of the squared exponential kernel they stand for; by default the median
         distance between contexts.
     """
 
     def init(key, context):
-        with jax.ensure_compile_time_eval():  # the data are known even where the key is traced
-            scaling = _standardise(context)
-            z = (as_matrix(context) - scaling.mean) * scaling.inverse_scale
-            length, rank = _kernel_scale(np.asarray(z), lengthscale)
+        rows = _rows(context)
+        scaling = _standardise(rows)
+        z = (rows - np.asarray(scaling.mean)) * np.asarray(scaling.inverse_scale)
+        length, rank = _kernel_scale(z, lengthscale)
         M = rank if number is None else number
         frequency_key, phase_key = jax.random.split(key)
         return RandomFeatures(
@@ -105,7 +105,49 @@ def random_features(number: int | None = None, lengthscale: float | None = None)
     def apply(state: RandomFeatures, context):
         z = (as_matrix(context) - state.scaling.mean) * state.scaling.inverse_scale
         cosines = math.sqrt(2) * jnp.cos(z @ state.frequencies + state.phases)
-        return jnp.concatenate([jnp.ones((z.shape[0], 1), z.dtype), z, cosines], axis=1)
+        return _with_one(jnp.concatenate([z, cosines], axis=1))
+
+    return Context(init, apply)
+
+
+class Distinct(NamedTuple):
+    """The distinct contexts of the data but one, `[K − 1, C]`."""
+
+    table: Float[Array, "K C"]
+
+
+def distinct() -> Context:
+    """h(y) = [1, which of the data's distinct contexts y is]: exact where they are few.
+
+    For contexts that are all categories. A context that is not in the data counts as the one left
+    out.
+    """
+
+    def init(key, context):
+        return Distinct(jnp.asarray(np.unique(_rows(context), axis=0)[1:]))
+
+    def apply(state: Distinct, context):
+        y = as_matrix(context)
+        same = (y[:, None, :] == state.table[None]).all(-1)
+        return _with_one(same.astype(y.dtype))
+
+    return Context(init, apply)
+
+
+def adaptive(most: int = 64) -> Context:
+    """`distinct` where the data has few distinct contexts, `random_features` otherwise.
+
+    Args:
+      most: the most distinct contexts that are told apart one by one.
+    """
+    few, many = distinct(), random_features()
+
+    def init(key, context):
+        kinds = len(np.unique(_rows(context), axis=0))
+        return (few if kinds <= most else many).init(key, context)
+
+    def apply(state, context):
+        return (few if isinstance(state, Distinct) else many).apply(state, context)
 
     return Context(init, apply)
 
@@ -122,18 +164,28 @@ def mean_over(apply: Callable[[PyTree[Array]], Float[Array, "B H"]], context: Py
     return total / N
 
 
-def _standardise(context: PyTree[Array]) -> Standardised:
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(context)):
+def _with_one(features: Float[Array, "B M"]) -> Float[Array, "B 1+M"]:
+    return jnp.concatenate([jnp.ones((features.shape[0], 1), features.dtype), features], axis=1)
+
+
+def _rows(context: PyTree[Array]) -> np.ndarray:
+    """The contexts of the data as rows, on the host: maps are fitted to them before compilation."""
+    leaves = jax.tree.leaves(context)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct | Tracer) for leaf in leaves):
         raise invalid(
             "context",
             expected="the contexts of the data, to which this context map is fitted",
-            got="shapes alone",
-            advice="Pass the arrays, or a sample of them, to control_variate.",
+            got="shapes alone" if isinstance(leaves[0], jax.ShapeDtypeStruct) else "traced arrays",
+            advice="Pass the arrays to control_variate, outside of jit.",
         )
-    y = as_matrix(context)
-    scale = y.std(0)
-    inverse = jnp.where(scale > 1e-8, 1 / jnp.where(scale > 1e-8, scale, 1), 0)
-    return Standardised(y.mean(0), inverse)
+    dtype = jnp.result_type(float)
+    return np.concatenate([np.asarray(y, dtype).reshape(len(y), -1) for y in leaves], axis=1)
+
+
+def _standardise(rows: np.ndarray) -> Standardised:
+    scale = rows.std(0)
+    inverse = np.where(scale > 1e-8, 1 / np.where(scale > 1e-8, scale, 1), 0)
+    return Standardised(jnp.asarray(rows.mean(0)), jnp.asarray(inverse, rows.dtype))
 
 
 def _kernel_scale(z: np.ndarray, lengthscale: float | None) -> tuple[float, int]:

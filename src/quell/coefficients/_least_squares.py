@@ -20,7 +20,7 @@ from quell._features import Evidence, example_features, mean_features
 from quell._leaves import leaf_sums, spread
 from quell.coefficients._cholesky import solve
 from quell.coefficients._types import Coefficients, Sizes
-from quell.contexts import Context, mean_over, random_features, standardised
+from quell.contexts import Context, adaptive, mean_over, standardised
 from quell.criteria import Criterion
 
 _SLOWER = 4  # how much rarer refreshes become after the first ones
@@ -111,7 +111,7 @@ def least_squares(
     gradient of the batch. It learns from as many rows as it is given, and applies to all.
 
     Args:
-      context: h'(y), for the intercept and the points; fixed random features by default.
+      context: h'(y), for the intercept and the points; `contexts.adaptive()` by default.
       draws: h(y), for the draws; the standardised context by default, since it is multiplied with
         every function of the basis.
       rows: how many examples of a batch to learn from at most.
@@ -120,7 +120,7 @@ def least_squares(
       ridges: ridges relative to the mean square of the features, to choose from; give one to fix
         it.
     """
-    points = random_features() if context is None else context
+    points = adaptive() if context is None else context
     draws = standardised() if draws is None else draws
     _check(rows, every, memories, ridges)
 
@@ -241,7 +241,9 @@ def _solve(A: Float[Array, "J F F"], R: Float[Array, "J F P"], ridges) -> Float[
     size = jnp.trace(A, axis1=-2, axis2=-1) / F + jnp.finfo(dtype).tiny
     ridge = jnp.asarray(ridges, dtype)[:, None, None, None] * size[:, None, None]
     systems = (A + ridge * jnp.eye(F, dtype=dtype)).reshape(-1, F, F)
-    return jax.vmap(solve)(systems, jnp.tile(R, (len(ridges), 1, 1)))
+    theta = jax.vmap(solve)(systems, jnp.tile(R, (len(ridges), 1, 1)))
+    solved = jnp.isfinite(theta).all((1, 2), keepdims=True)
+    return jnp.where(solved, theta, 0)
 
 
 def _judge(theta: Float[Array, "C F P"], block: Sums, one: int, leaves: tuple[int, ...]) -> Scores:

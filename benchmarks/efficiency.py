@@ -1,0 +1,177 @@
+"""What the closed form is worth: variance × time against plain and antithetic at any batch size."""
+
+import argparse
+from pathlib import Path
+
+import _timing
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import quell
+from quell import bases, coefficients, contexts, criteria, estimators
+from quell._measure import ceilings, full_gradient, learned_state, noisiness, stepper
+from quell.experiments.field import contest
+
+KEY = jax.random.key(0)
+ADAM = optax.adam(1e-2)
+BASELINES = {"plain": estimators.monte_carlo(), "antithetic": estimators.antithetic()}
+PROBLEMS = {
+    "titanic": ("logistic", "titanic", (10, 30, 100, 300, 1000)),
+    "magic": ("logistic", "magic", (10, 30, 100, 300, 1000)),
+    "airfoil": ("deep-gp", "airfoil", (10, 30, 100, 300, 1000)),
+    "spambase": ("logistic", "spambase", (10, 100, 1000)),
+    "digits-bnn": ("bnn", "digits", (10, 100)),
+    "digits-vae": ("vae", "digits", (10, 100)),
+}
+
+
+def candidates(problem, params):
+    """The closed form with functions of the draws that pay, and on the points alone."""
+    arguments = (KEY, problem.objective, params, problem.data)
+    made = {"closed form": estimators.closed_form(*arguments, context=problem.context)}
+    made["closed form, points"] = estimators.closed_form(
+        *arguments, context=problem.context, basis=bases.none()
+    )
+    return made
+
+
+def efficiency(name, num_steps, seconds, sizes=None):
+    """One problem: every estimator at every batch size after a training of so many steps."""
+    model, data, all_sizes = PROBLEMS[name]
+    problem = contest(model, data)
+    params = problem.init(KEY)
+    found = quell.compare(
+        KEY,
+        problem.objective,
+        candidates(problem, params),
+        params,
+        problem.data,
+        baselines=BASELINES,
+        batch_sizes=sizes or all_sizes,
+        num_steps=num_steps,
+        seconds=seconds,
+    )
+    print(f"\n{problem.name}\n{found}", flush=True)
+    return found.to_json() | summary(found)
+
+
+def summary(found):
+    """The best of ours against the best of theirs, and what is left of the variance."""
+    cost = {(row.name, row.batch_size): row.error * row.seconds_per_step for row in found.rows}
+    variance = {(row.name, row.batch_size): row.variance_total.value for row in found.rows}
+    points = {(row.name, row.batch_size): row.variance_points.value for row in found.rows}
+    ours = [at for at in cost if at[0] not in BASELINES]
+    best = min(ours, key=lambda at: cost[at])
+    least = min(size for _, size in cost)
+    at_least = min((at for at in ours if at[1] == least), key=lambda at: cost[at])
+    of = {
+        "best": f"{best[0]}, batch {best[1]}",
+        "over best plain": min(c for at, c in cost.items() if at[0] == "plain") / cost[best],
+        "over best antithetic": min(c for at, c in cost.items() if at[0] == "antithetic")
+        / cost[best],
+        f"over plain at batch {least}": cost["plain", least] / cost[at_least],
+        f"variance left at batch {least}": variance[at_least] / variance["plain", least],
+        f"points' variance left at batch {least}": points[at_least] / points["plain", least],
+    }
+    print(
+        "  "
+        + "; ".join(f"{k}: {v if isinstance(v, str) else format(v, '.3g')}" for k, v in of.items())
+    )
+    return {"summary": of}
+
+
+def static_draws(seed, frozen_after=1000, learning=1000, batch_size=10, seconds=5.0):
+    """Draws alone, linear basis: the share of their variance left at a model that stands still."""
+    problem = contest("logistic", "titanic")
+    objective, data = problem.objective, problem.data
+    key = jax.random.key(seed)
+    params = quell.fit(
+        objective, data, params=problem.init, optimizer=ADAM, num_steps=frozen_after,
+        batch_size=batch_size, key=key,
+    ).params  # fmt: skip
+    control = quell.control_variate(
+        bases.linear(),
+        coefficients.least_squares(draws=contexts.adaptive()),
+        criteria.partial_gradients,
+        noise=objective.noise,
+        context=problem.context(data),
+        key=key,
+    )
+    plain = BASELINES["plain"]
+    makers = {
+        "plain": plain,
+        "ours": estimators.controlled(plain, control, context=problem.context),
+    }
+    reference = full_gradient(key, objective, params, data, seconds=0.5)
+    draws = {}
+    for name, make in makers.items():
+        estimator = make(objective)
+        loop = stepper(estimator, params, data, batch_size)
+        state = estimator.init(key, params, data)
+        state = learned_state(key, loop, state, steps=learning, seconds=1e9)
+        found = noisiness(
+            key, estimator, params, data, batch_size=batch_size, state=state,
+            reference=reference, seconds=seconds,
+        )  # fmt: skip
+        draws[name] = found.parts.draws_given_points.value
+    best = ceilings(key, objective, params, data, bases={"linear": bases.linear()}, seconds=seconds)
+    return draws["ours"] / draws["plain"], best["linear"].value
+
+
+def static(seeds=5):
+    """The static experiment over several seeds: what is left, and what is left at best."""
+    found = [static_draws(seed) for seed in range(seeds)]
+    left, best = zip(*found)
+    print("\nstatic, linear basis, draws only: share of the draws' variance left, and at best")
+    for seed, (ours, least) in enumerate(found):
+        print(f"  seed {seed}: {ours:.4f}, {least:.4f}")
+    middle = float(np.median(left)), float(np.median(best))
+    print(f"  median: {middle[0]:.4f}, {middle[1]:.4f}", flush=True)
+    return {"draws_left": left, "best": best, "median": middle[0], "median_best": middle[1]}
+
+
+def time_to_target(seconds):
+    """Seconds of training until the bound on titanic is within one nat of its optimum."""
+    problem = contest("logistic", "titanic")
+    params = problem.init(KEY)
+    make = candidates(problem, params)
+    steps = 20_000
+    end = quell.fit(
+        problem.objective, problem.data, params=params, num_steps=steps, batch_size=100, key=KEY,
+        optimizer=optax.adam(optax.cosine_decay_schedule(1e-2, steps)),
+        estimator=make["closed form"],
+    ).params  # fmt: skip
+    draws = problem.objective.sample_noise(KEY, problem.objective.num_data, samples=200)
+    optimum = float(jnp.asarray(problem.objective.value(end, draws, problem.data)))
+    found = quell.compare(
+        KEY, problem.objective, make, params, problem.data, baselines=BASELINES,
+        batch_sizes=(10, 100, 1000), num_steps=1000, seconds=seconds, target=optimum + 1,
+    )  # fmt: skip
+    print(f"\ntime to within one nat of {optimum:.2f}\n{found}", flush=True)
+    reached = {f"{row.name}, batch {row.batch_size}": row.seconds_to_target for row in found.rows}
+    return {"optimum": optimum, "seconds_to_target": reached}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=[*PROBLEMS, "static", "target"])
+    parser.add_argument("--seconds", type=float, default=60.0, help="of measuring, per problem")
+    parser.add_argument("--out", type=Path, default=Path("out/benchmarks"), help="where JSON goes")
+    args = parser.parse_args()
+    results = {}
+    for name in args.only:
+        if name == "static":
+            results[name] = static()
+        elif name == "target":
+            results[name] = time_to_target(args.seconds)
+        else:
+            results[name] = efficiency(name, 1000, args.seconds)
+            if name == "titanic":
+                results["titanic at 200 steps"] = efficiency(name, 200, args.seconds / 4, (10,))
+        _timing.save(args.out / "efficiency.json", results)
+
+
+if __name__ == "__main__":
+    main()
