@@ -17,9 +17,15 @@ def key(request):
 
 
 @pytest.fixture
-def x64():
-    """float64 for the duration of one test, compiled in a hurry: what is exact runs but once."""
+def quick():
+    """Compile in a hurry: for what runs but a few times."""
     jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def x64(quick):
+    """float64 for the duration of one test."""
     with jax.enable_x64(True):
         yield
-    jax.config.update("jax_disable_most_optimizations", False)

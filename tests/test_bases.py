@@ -12,6 +12,8 @@ from test_noise import EXPONENTIAL, FAMILIES
 import quell
 from quell import bases
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 PARAMS = {"a": np.array([0.3, -0.7])}
 CONTEXT = np.array([1.5, -0.4])
 

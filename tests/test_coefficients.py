@@ -14,6 +14,8 @@ import quell
 from quell import bases, coefficients, criteria
 from quell.coefficients import Sizes
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 ADAM = optax.adam(0.05)
 
 

@@ -9,6 +9,8 @@ from conformance import evidence_of
 import quell
 from quell import criteria
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 CRITERIA = {
     "partial_gradients": criteria.partial_gradients,
     "gradient_sum": criteria.gradient_sum,

@@ -7,6 +7,8 @@ from _exact import EXACT, SAME32, agrees, expectation, nodes
 
 import quell
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 EXPONENTIAL = [1.0, 2.0, 6.0, 24.0, 120.0, 720.0]
 FAMILIES = {
     "normal": lambda: quell.noise.normal(2),

@@ -7,6 +7,8 @@ from _exact import EXACT, SAME64, expectation, max_error, mini_batches, nodes
 
 import quell
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 
 def loss(params, noise, example):
     """A smooth loss that is linear in nothing."""
@@ -55,7 +57,7 @@ def test_value_is_the_scaled_sum_over_examples_and_draws(x64, key, samples, shar
 def test_per_example_gradients_average_to_the_gradient(x64, key, samples, shared):
     objective, params, batch = problem(key)
     noise = objective.sample_noise(key, 5, samples=samples, shared=shared)
-    per_example = objective.per_example_gradients(params, noise, batch)
+    per_example = jax.jit(objective.per_example_gradients)(params, noise, batch)
     mean = jax.tree.map(lambda g: g.mean(0), per_example)
     assert max_error(mean, objective.gradient(params, noise, batch)) < SAME64
     first = objective.per_example_gradients(params, noise, batch, rows=2)
@@ -76,7 +78,9 @@ def test_the_mean_over_all_mini_batches_is_the_full_gradient(x64, key):
     noise = objective.sample_noise(key, 5, samples=2)
     full = objective.gradient(params, noise, data)
     index = mini_batches(5, 2)
-    gradients = jax.vmap(lambda i: objective.gradient(params, noise[:, i], rows(data, i)))(index)
+    gradients = jax.jit(jax.vmap(lambda i: objective.gradient(params, noise[:, i], rows(data, i))))(
+        index
+    )
     assert max_error(jax.tree.map(lambda g: g.mean(0), gradients), full) < SAME64
 
 
@@ -97,8 +101,8 @@ def test_the_mean_over_batches_and_draws_is_the_gradient_of_the_objective(x64, k
         gradients = jax.vmap(lambda e: objective.gradient(params, e[None], batch))(pairs)
         return expectation(gradients, pair_weights)
 
-    mean = jax.tree.map(lambda g: g.mean(0), jax.vmap(one_batch)(mini_batches(3, 2)))
-    assert max_error(mean, jax.grad(exact)(params)) < EXACT
+    mean = jax.tree.map(lambda g: g.mean(0), jax.jit(jax.vmap(one_batch))(mini_batches(3, 2)))
+    assert max_error(mean, jax.jit(jax.grad(exact))(params)) < EXACT
 
 
 def test_a_batch_larger_than_the_data_set_and_a_batch_of_one_work(x64, key):

@@ -2,12 +2,15 @@
 
 import jax
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import quell
 from quell import _leaves, bases, coefficients
 from quell._features import example_features, mean_features
+
+pytestmark = pytest.mark.usefixtures("quick")
 
 sizes = st.integers(1, 3)
 shapes = st.lists(st.integers(1, 3), max_size=2).map(tuple)
