@@ -140,7 +140,12 @@ QUICK = {
             learning_rates=(1e-2,),
             other_networks=_EXTREMES,
         ),
-        dynamic=Dynamic(bases=("linear",), learning_rates=(1e-2,), orders=("apply_then_learn",)),
+        dynamic=Dynamic(
+            bases=("linear",),
+            criteria=("squared_difference", "gradient_sum"),
+            learning_rates=(1e-2,),
+            orders=("apply_then_learn",),
+        ),
         traces=Traces(num_steps=1000, orders=("apply_then_learn",)),
         table_one=TableOne(repetitions=10),
     ),
@@ -165,7 +170,7 @@ QUICK = {
         traces=Traces(
             num_steps=500,
             nelbo_draws=10,
-            nelbo_every=25,
+            nelbo_every=10,
             criteria=("squared_difference",),
             orders=("apply_then_learn",),
         ),

@@ -66,7 +66,7 @@ def page(
 <main>
 <h1>Amortised variance reduction for doubly stochastic objectives, reproduced</h1>
 <p class="lead">{held} of {judged} claims that were tested hold.
-{html.escape(seeds[:1].upper() + seeds[1:])}. The units took {readable(seconds)} of work, two at a
+{html.escape(_sentence(seeds))}. The units took {readable(seconds)} of work, two at a
 time.</p>
 <h2>Claims</h2>
 <p>Each effect is shown with its 95 % interval over seeds. “Left” is the variance with the control
@@ -85,6 +85,10 @@ experiment; <code>summary.json</code> holds the claims.</p>
 </main>
 </html>
 """
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _claim(claim: Claim) -> str:
@@ -114,19 +118,19 @@ def _claim(claim: Claim) -> str:
 def _part(part: Part, has_paper: bool, judged: bool = True) -> str:
     paper = ""
     if has_paper:
-        number = _interval(part.paper) if part.paper else ""
+        number = shown(part.paper) if part.paper else ""
         paper = f'<td data-label="paper’s measure">{number}</td>'
     mark = verdict(part.holds) if judged else f"({verdict(part.holds)})"
     return (
         f"<tr><td>{MODELS[part.model]}</td><td>{html.escape(part.name)}</td>"
-        f'<td data-label="effect">{_interval(part.interval)}</td>{paper}<td>{mark}</td></tr>\n'
+        f'<td data-label="effect">{shown(part.interval)}</td>{paper}<td>{mark}</td></tr>\n'
     )
 
 
-def _interval(interval: Interval) -> str:
+def shown(interval: Interval) -> str:
     """Three numbers with as many digits as they deserve.
 
-    >>> _interval(Interval(0.5, 0.25, 0.75))
+    >>> shown(Interval(0.5, 0.25, 0.75))
     '0.50 [0.25, 0.75]'
     """
     size = max(abs(value) for value in interval if np.isfinite(value))
@@ -174,7 +178,7 @@ def _table_one(results: Results) -> str:
             f"<tr><td>{name}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>\n"
             for name, cells in rows
         )
-        tables += f"""<h3>{MODELS[model].capitalize()}</h3>
+        tables += f"""<h3>{_sentence(MODELS[model])}</h3>
 <div class="scroll"><table>
 <tr><th rowspan="2">method</th><th colspan="2">step by step</th>
 <th colspan="2">compiled loop</th></tr>
@@ -212,6 +216,7 @@ figure { margin: 1.5rem 0; }
 figure img { max-width: max(100%, 34rem); height: auto; display: block; }
 figcaption { color: #444; font-size: .92rem; }
 @media (max-width: 42rem) {
+  .parts { width: 100%; }
   .parts tr { display: block; padding: .3rem 0; border-top: 1px solid #ddd; }
   .parts tr.head { display: none; }
   .parts td { display: block; white-space: normal; padding: 0; }

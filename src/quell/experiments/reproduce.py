@@ -5,12 +5,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from quell.experiments import dynamic, figure_one, records, static, table_one, traces
+from quell.experiments import (
+    dynamic,
+    figure_one,
+    markdown,
+    records,
+    report,
+    static,
+    table_one,
+    traces,
+)
 from quell.experiments.claims import judge
 from quell.experiments.config import EXPERIMENTS, PAPER, QUICK, FigureOne, Plan
 from quell.experiments.figures import all_figures
 from quell.experiments.records import Record
-from quell.experiments.report import Picture, page
+from quell.experiments.report import Picture
 from quell.experiments.results import Results
 from quell.experiments.run import Progress, automatic_progress, run
 from quell.experiments.units import Unit
@@ -61,12 +70,20 @@ def reproduce(
         for plan in plans.values()
         for unit in _UNITS[experiment](plan)
     ]
+    # What stands in the paper itself first, then its supplement: an early look shows most.
+    units.sort(key=lambda unit: _in_supplement(unit, plans))
     if "figure-1" in experiments:
         units = figure_one.units(FigureOne()) + units
     records.write_text(out / ".writable", "")
     (out / ".writable").unlink()
     made = run(units, out, progress)
     return publish(made, plans, out, command)
+
+
+def _in_supplement(unit: Unit, plans: dict[str, Plan]) -> bool:
+    setting = unit.setting
+    main = plans[setting["model"]].main_learning_rate
+    return setting.get("basis", "linear") != "linear" or setting["learning_rate"] != main
 
 
 def publish(made: Sequence[Record], plans: dict[str, Plan], out: Path, command: str) -> list[Claim]:
@@ -89,5 +106,6 @@ def publish(made: Sequence[Record], plans: dict[str, Plan], out: Path, command: 
         "versions": records.versions(),
     }
     records.write_text(out / "summary.json", json.dumps(summary, indent=2) + "\n")
-    records.write_text(out / "report.html", page(results, claims, pictures, command))
+    for name, make in (("report.html", report.page), ("reproduction.md", markdown.page)):
+        records.write_text(out / name, make(results, claims, pictures, command))
     return claims

@@ -47,9 +47,9 @@ def ratio_lines(panels: Sequence[Sequence[Panel]]) -> Any:
             axis.axhline(1, color=GREY, linewidth=1, zorder=1)
             for series in panel.series:
                 _draw(axis, series, marker=True)
-            axis.set(xscale="log", yscale="log")
-            _plain_ticks(axis, [v for s in panel.series for v in (*s.low, *s.high)])
-            axis.set_title(panel.title)
+            axis.set(xscale="log", yscale="log", title=panel.title)
+        shown = [v for panel in line for s in panel.series for v in (*s.low, *s.high)]
+        _plain_ticks(row[0], shown)
         row[0].set_ylabel(line[0].ylabel)
     for axis in axes[-1]:
         axis.set_xlabel("coefficient steps")
@@ -59,14 +59,23 @@ def ratio_lines(panels: Sequence[Sequence[Panel]]) -> Any:
 
 def difference_lines(panels: Sequence[Panel]) -> Any:
     """Differences between traces against the iteration, with a band over seeds."""
-    figure, axes = new_figure(1, len(panels), 4.2 * len(panels) + 0.4, 3.4, sharey=True)
+    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+
+    width = 4.2 * len(panels) + (0.4 if len(panels) > 1 else 2.2)
+    figure, axes = new_figure(1, len(panels), width, 3.4, sharey=True)
+    late = np.concatenate([s.mean[len(s.mean) // 4 :] for panel in panels for s in panel.series])
+    straight = _rounded(float(np.abs(late).max()))
     for axis, panel in zip(axes[0], panels):
         axis.axhline(0, color=GREY, linewidth=1, linestyle="--", zorder=1)
         for series in panel.series:
             _draw(axis, series, marker=False)
-        ends = np.concatenate([s.mean[len(s.mean) // 4 :] for s in panel.series])
-        axis.set_yscale("symlog", linthresh=max(float(np.abs(ends).max()), 1e-3))
         axis.set(title=panel.title, xlabel="iteration")
+    # Straight where the later differences lie, logarithmic beyond, where the first ones do.
+    axes[0, 0].set_yscale("symlog", linthresh=straight, linscale=2)
+    ticks = [straight * t for t in (0.5, 1, 10, 100)]
+    axes[0, 0].yaxis.set_major_locator(FixedLocator([*(-t for t in ticks[::-1]), 0, *ticks]))
+    axes[0, 0].yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes[0, 0].yaxis.set_minor_locator(NullLocator())
     axes[0, 0].set_ylabel(panels[0].ylabel)
     legend_below(figure, axes[0, 0], columns=2)
     return figure
@@ -186,14 +195,23 @@ def _draw(axis: Any, series: Series, marker: bool) -> None:
     )
 
 
+def _rounded(value: float) -> float:
+    """Up to 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** np.floor(np.log10(max(value, 1e-3)))
+    return next(m * power for m in (1, 2, 5, 10) if m * power >= value)
+
+
 def _plain_ticks(axis: Any, values: Sequence[float]) -> None:
     """Ratios as plain numbers, not powers of ten, at ticks that a reader would choose."""
-    from matplotlib.ticker import FixedLocator, NullFormatter, StrMethodFormatter
+    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
-    ladder = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5)
-    low, high = min(values), max(values)
-    chosen = [tick for tick in ladder if 0.8 * low <= tick <= 1.25 * high]
-    axis.yaxis.set_major_locator(FixedLocator(chosen))
+    ladders = (
+        (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5),
+        tuple(np.arange(1, 40) / 10),
+        tuple(np.arange(1, 400) / 50),
+    )
+    low, high = 0.95 * min(values), 1.05 * max(values)
+    chosen = [[tick for tick in ladder if low <= tick <= high] for ladder in ladders]
+    axis.yaxis.set_major_locator(FixedLocator(next((c for c in chosen if len(c) > 2), chosen[-1])))
     axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.yaxis.set_minor_locator(FixedLocator([]))
+    axis.yaxis.set_minor_locator(NullLocator())

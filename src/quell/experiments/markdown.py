@@ -1,0 +1,78 @@
+"""reproduction.md: the claims, the table and the main figures, for a repository's documentation."""
+
+from collections.abc import Sequence
+
+from quell.experiments.report import MODELS, Picture, shown, table_rows
+from quell.experiments.results import Results
+from quell.experiments.run import readable
+from quell.experiments.verdicts import Claim, verdict
+
+
+def page(
+    results: Results, claims: Sequence[Claim], pictures: Sequence[Picture], command: str
+) -> str:
+    """The whole page; it refers to the figures as `figures/NAME.png`."""
+    seconds = sum(record.seconds for record in results.records)
+    seeds = ", ".join(f"{results.plans[m].seeds} for {MODELS[m]}" for m in results.models)
+    lines = [
+        "# The paper, reproduced",
+        "",
+        f"Made by `{command}`. Seeds: {seeds}. The units took {readable(seconds)} of work, two at "
+        "a time. What is run is written down in `src/quell/experiments/config.py`.",
+        "",
+        "## Claims",
+        "",
+        "“Left” is the variance with the control variate over that without. It is judged by "
+        "the part of the covariance's trace that is due to the draws; the paper's own measure, the "
+        "variance of the gradient's norm, stands beside it. Intervals are 95 % over seeds (claim "
+        "9: over repetitions). A claim holds when every part does; brackets are not judged.",
+        "",
+    ]
+    for claim in claims:
+        lines += _claim(claim)
+    lines += ["## Figures", ""]
+    for picture in pictures:
+        if picture.main:
+            lines += [f"![{picture.name}](figures/{picture.name}.png)", "", picture.caption, ""]
+    lines += _table_one(results)
+    return "\n".join(lines)
+
+
+def _claim(claim: Claim) -> list[str]:
+    if not claim.parts:
+        return [f"### {claim.id}. {claim.text}", "", "Not run.", ""]
+    why = claim.why if claim.holds is not True else ""
+    lines = [
+        f"### {claim.id}. {claim.text}",
+        "",
+        f"**{verdict(claim.holds).capitalize()}.** {why}".rstrip(),
+        f"Effect: {claim.effect}.",
+        "",
+        "| model | part | effect | by the paper's measure | verdict |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for part, judged in [(p, True) for p in claim.parts] + [(p, False) for p in claim.also]:
+        mark = verdict(part.holds) if judged else f"({verdict(part.holds)})"
+        paper = shown(part.paper) if part.paper else ""
+        lines.append(
+            f"| {MODELS[part.model]} | {part.name} | {shown(part.interval)} | {paper} | {mark} |"
+        )
+    return [*lines, ""]
+
+
+def _table_one(results: Results) -> list[str]:
+    tables = {model: table_rows(results, model) for model in results.models}
+    if not any(tables.values()):
+        return []
+    lines = [
+        "## Table 1: time of a training step",
+        "",
+        "Milliseconds, mean and standard deviation over repetitions, and the ratio of medians to "
+        "the plain step. Step by step is one call from Python per step, as in the paper.",
+        "",
+        "| model | method | step by step | of plain | compiled loop | of plain |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for model, rows in tables.items():
+        lines += [f"| {MODELS[model]} | {name} | {' | '.join(cells)} |" for name, cells in rows]
+    return [*lines, ""]
