@@ -52,8 +52,8 @@ def constant() -> Context:
 class Standardised(NamedTuple):
     """Mean and inverse scale of the raw contexts, `[C]` each; zero for constant columns."""
 
-    mean: Float[Array, " C"]
-    inverse_scale: Float[Array, " C"]
+    mean: Float[Array | np.ndarray, " C"]
+    inverse_scale: Float[Array | np.ndarray, " C"]
 
 
 def standardised() -> Context:
@@ -62,7 +62,10 @@ def standardised() -> Context:
     def apply(state: Standardised, context):
         return _with_one((as_matrix(context) - state.mean) * state.inverse_scale)
 
-    return Context(init=lambda key, context: _standardise(_rows(context)), apply=apply)
+    return Context(
+        init=lambda key, context: jax.tree.map(jnp.asarray, _standardise(_rows(context))),
+        apply=apply,
+    )
 
 
 class RandomFeatures(NamedTuple):
@@ -92,12 +95,12 @@ def random_features(number: int | None = None, lengthscale: float | None = None)
     def init(key, context):
         rows = _rows(context)
         scaling = _standardise(rows)
-        z = (rows - np.asarray(scaling.mean)) * np.asarray(scaling.inverse_scale)
+        z = (rows - scaling.mean) * scaling.inverse_scale
         length, rank = _kernel_scale(z, lengthscale)
         M = rank if number is None else number
         frequency_key, phase_key = jax.random.split(key)
         return RandomFeatures(
-            scaling=scaling,
+            scaling=jax.tree.map(jnp.asarray, scaling),
             frequencies=jax.random.normal(frequency_key, (z.shape[1], M)) / length,
             phases=jax.random.uniform(phase_key, (M,), maxval=2 * math.pi),
         )
@@ -185,7 +188,7 @@ def _rows(context: PyTree[Array]) -> np.ndarray:
 def _standardise(rows: np.ndarray) -> Standardised:
     scale = rows.std(0)
     inverse = np.where(scale > 1e-8, 1 / np.where(scale > 1e-8, scale, 1), 0)
-    return Standardised(jnp.asarray(rows.mean(0)), jnp.asarray(inverse, rows.dtype))
+    return Standardised(rows.mean(0), inverse.astype(rows.dtype))
 
 
 def _kernel_scale(z: np.ndarray, lengthscale: float | None) -> tuple[float, int]:
