@@ -58,7 +58,7 @@ def test_correcting_is_what_the_transformation_does_before_it_learns(key):
 def test_the_pair_is_one_that_a_common_coefficient_cannot_serve():
     best = np.array([1.0, 1.1, 5.0, -4.0])
     variance = best**2 + np.array([0.5, 0.01, 0.2, 9.0])
-    a, b = find_pair(best, variance)
+    a, b = find_pair(best, variance, harm=1.5, served=0.2)
     assert (a, b) == (1, 2)
     shared = (best[a] + best[b]) / 2
     assert left(shared, best[a], variance[a]) > 1.5 * variance[a]

@@ -26,11 +26,18 @@ class Sampling:
 
 @dataclass(frozen=True)
 class FigureOne:
-    """One weight, two points. The paper names neither data nor parameters: these are ours."""
+    """One weight, two points. The paper names neither data nor parameters: these are ours.
+
+    Attributes:
+      harm: what the common variate must leave of one point's variance, at least.
+      served: what its own variate may leave of either point's, at most.
+    """
 
     num_data: int = 60
     train_steps: int = 150
     draws: int = 4000
+    harm: float = 1.5
+    served: float = 0.2
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Figure 1: one weight, two points, and a variate that is right for neither."""
 
+from dataclasses import asdict
 from itertools import combinations
 
 import jax
@@ -9,6 +10,7 @@ import optax
 from jaxtyping import Array, Float
 from numpy.polynomial.hermite_e import hermegauss
 
+from quell._errors import invalid
 from quell._fit import fit
 from quell._progress import silent
 from quell.experiments.config import FigureOne
@@ -16,17 +18,12 @@ from quell.experiments.units import Table, Unit, joined
 from quell.models import logistic_regression
 
 _KEY = 1
-_HARM = 1.5
 _NODES = 64  # of the Gauss–Hermite rule: expectations over ε are exact to rounding
 
 
 def units(config: FigureOne) -> list[Unit]:
     """One unit."""
-    setting = {
-        "num_data": config.num_data,
-        "train_steps": config.train_steps,
-        "draws": config.draws,
-    }
+    setting = asdict(config)
     return [Unit("figure-1", setting, lambda: _run(config), 2e7)]
 
 
@@ -58,7 +55,7 @@ def _run(config: FigureOne) -> Table:
     g = np.asarray(gradients(jnp.asarray(nodes)), float)
     best = weights @ (nodes[:, None] * g)  # c = Cov[g, ε], as Var[ε] = 1
     variance = weights @ g**2 - (weights @ g) ** 2
-    a, b = find_pair(best, variance)
+    a, b = find_pair(best, variance, harm=config.harm, served=config.served)
     shared = (best[a] + best[b]) / 2
 
     eps = jnp.sort(jax.random.normal(draw_key, (config.draws,)))
@@ -89,26 +86,38 @@ def left(c: float, best: float, variance: float) -> float:
     return variance - 2 * c * best + c**2
 
 
-def find_pair(best: np.ndarray, variance: np.ndarray) -> tuple[int, int]:
-    """Two points that a common variate cannot serve, and that their own ones serve best.
+def find_pair(
+    best: np.ndarray, variance: np.ndarray, *, harm: float, served: float
+) -> tuple[int, int]:
+    """Two points that a common variate cannot serve, and their own ones can; the loudest such pair.
 
-    The common coefficient that leaves least in both together is the mean of the two best ones. Of
-    the pairs for which it raises the variance of one by half, the one whose worse served point its
-    own variate serves best: the clearest picture.
+    The common coefficient that leaves least in both together is the mean of the two best ones.
 
     Args:
       best: the best coefficient of each point, `[N]`.
       variance: the variance of each point's gradient, `[N]`.
+      harm: what the common variate leaves of one point's variance, at least.
+      served: what its own variate leaves of either point's, at most.
     """
 
     def share(c, n):
-        return float(left(c, float(best[n]), float(variance[n])) / variance[n])
+        return left(float(c), float(best[n]), float(variance[n])) / float(variance[n])
 
-    def harmed(pair):
-        return max(share(float(best[list(pair)].mean()), n) for n in pair) >= _HARM
+    def fits(pair):
+        shared = best[list(pair)].mean()
+        return max(share(shared, n) for n in pair) >= harm and all(
+            share(best[n], n) <= served for n in pair
+        )
 
-    pairs = [pair for pair in combinations(range(len(best)), 2) if harmed(pair)]
-    return min(pairs, key=lambda pair: max(share(float(best[n]), n) for n in pair))
+    pairs = [pair for pair in combinations(range(len(best)), 2) if fits(pair)]
+    if not pairs:
+        raise invalid(
+            "harm",
+            expected="a bound that some pair of points meets",
+            got=harm,
+            advice="Lower harm, raise served, or draw more points.",
+        )
+    return max(pairs, key=lambda pair: min(variance[n] for n in pair))
 
 
 def _data(key, num_data: int):

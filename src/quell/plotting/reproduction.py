@@ -144,7 +144,7 @@ def illustration(points: Sequence[Illustrated]) -> Any:
     """Gradients and variates against the noise; beside them the estimators' distributions."""
     figure, axes = new_figure(1, 2, 7.6, 3.7, sharey=True, gridspec_kw={"width_ratios": (1.7, 1)})
     curves, densities = axes[0]
-    middle = np.mean([point.mean for point in points])
+    middle, tallest = np.mean([point.mean for point in points]), 0.0
     for colour, point in zip((COLOURS[2], COLOURS[1]), points):
         inside = np.abs(point.epsilon) < 3
         eps = point.epsilon[inside]
@@ -157,9 +157,11 @@ def illustration(points: Sequence[Illustrated]) -> Any:
             (point.gradient - point.independent, {"histtype": "stepfilled", "alpha": 0.25}),
             (point.gradient - point.dependent, {"histtype": "stepfilled", "alpha": 0.85}),
         ):
-            densities.hist(
+            height, *_ = densities.hist(
                 value, bins=60, density=True, orientation="horizontal", color=colour, **style
             )
+            if value is point.gradient:
+                tallest = max(tallest, height.max())
     shared = points[0]
     inside = np.abs(shared.epsilon) < 3
     curves.plot(
@@ -174,7 +176,7 @@ def illustration(points: Sequence[Illustrated]) -> Any:
     low = min(p.gradient.min() for p in points)
     high = max(p.gradient.max() for p in points)
     curves.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
-    densities.set(xlabel="density")
+    densities.set(xlabel="density", xlim=(0, 4 * tallest))  # the narrowest are cut off
     densities.set_title("outline: plain; pale: common; full: own", fontsize=8)
     legend_below(figure, curves, columns=3)
     return figure
