@@ -118,16 +118,16 @@ def sweep(out: Path) -> None:
 def write_tidy(path: Path, records: Iterable[Record]) -> None:
     """One CSV for an experiment: a row per result, with its setting, seed and versions."""
     records = list(records)
-    settings = _names(record.setting for record in records)
     columns = _names(record.table for record in records)
+    # A column of results with the name of a setting says which of its values the row belongs to.
+    settings = [n for n in _names(record.setting for record in records) if n not in columns]
     lines = _Lines()
     writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow([*settings, *(c for c in columns if c not in settings), "versions"])
+    writer.writerow([*settings, *columns, "versions"])
     for record in records:
         made_with = " ".join(f"{k}={v}" for k, v in record.versions.items())
         fixed = [_cell(record.setting.get(name)) for name in settings]
-        columns_here = [record.table[c] for c in columns if c not in settings]
-        for values in zip(*columns_here):
+        for values in zip(*(record.table[c] for c in columns)):
             writer.writerow([*fixed, *map(_cell, values), made_with])
     write_text(path, "".join(lines))
 
