@@ -43,12 +43,9 @@ def linear_gaussian(key, dim=2, num_data=6):
     L = jnp.linalg.cholesky(covariance)
     # where each entry of the packed form lies in L
     t = dim * (dim + 1) // 2
-    numbered = cholesky(jnp.arange(t, dtype=L.dtype), dim)
-    diagonal = jnp.eye(dim, dtype=bool)
-    place = jnp.where(diagonal, jnp.log(jnp.where(diagonal, numbered, 1)), numbered)
-    value = jnp.where(diagonal, jnp.log(jnp.where(diagonal, L, 1)), L)
+    place = cholesky(jnp.arange(t), dim)
     lower = np.tril_indices(dim)
-    scale = jnp.zeros(t).at[place[lower].round().astype(int)].set(value[lower])
+    scale = jnp.zeros(t).at[place[lower]].set(L[lower])
     posterior = {"mean": covariance @ data["x"].T @ data["y"], "scale": scale}
     return structure, posterior, data
 
