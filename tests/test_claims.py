@@ -250,6 +250,7 @@ def test_total_left_is_weighted_by_the_parts():
     assert remaining(record("dynamic", table), "draws", steps=1) == pytest.approx([0.0])
 
 
+@pytest.mark.slow
 def test_intervals_cover_at_their_level():
     rng = np.random.default_rng(0)
     draws = rng.standard_normal((4000, 6))

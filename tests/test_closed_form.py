@@ -301,6 +301,7 @@ def test_plain_wins_where_nothing_beats_it():
     assert (lost.name, lost.estimator) == ("plain", "p")
 
 
+@pytest.mark.slow
 def test_recommend_measures_and_says_why(key, quick, regression):
     objective, params, data = regression
     found = quell.recommend(

@@ -11,6 +11,7 @@ from quell.experiments import bench
 from quell.experiments.field import MODELS, contest, field
 
 
+@pytest.mark.slow
 def test_compare_writes_table_json_and_figure(tmp_path, capsys):
     arguments = "compare --estimators antithetic --batch-sizes 10 --steps 20 --seconds 2 --json"
     assert main([*arguments.split(), "--out", str(tmp_path)]) == 0

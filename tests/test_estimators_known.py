@@ -273,6 +273,7 @@ def test_randomised_sobol_points_are_quieter_than_independent_draws(key, shared)
     assert sobol < 0.5 * plain
 
 
+@pytest.mark.slow
 def test_antithetic_and_taylor_leave_little_of_the_draws_on_titanic(key):
     """At 1,000 steps of batch 10, trained with antithetic pairs from q = N(0, 0.1² I).
 

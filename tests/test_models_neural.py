@@ -76,6 +76,7 @@ def test_likelihoods_against_scipy():
     np.testing.assert_allclose(categorical().moments(outputs)[0], p, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_autoencoder_learns_digits(digits):
     model = vae(64, latent=5, hidden=30)
     data = {"x": digits.x}
