@@ -21,7 +21,7 @@ LAYERS = (
     {"coefficients"},
     {"_control_variate"},
     {"estimators"},
-    {"_loop", "_fit_checks"},
+    {"_loop", "_fit_checks", "_monitors"},
     {"_measure"},
     {"_recommend"},
     {"_fit"},

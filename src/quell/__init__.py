@@ -21,6 +21,7 @@ from quell._gaussian import full_covariance as full_covariance
 from quell._gaussian import mean_field as mean_field
 from quell._measure import Measurement as Measurement
 from quell._measure import measure as measure
+from quell._monitors import variance_ratio as variance_ratio
 from quell._objective import Objective as Objective
 from quell._recommend import Recommendation as Recommendation
 from quell._recommend import recommend as recommend

@@ -28,8 +28,8 @@ class Hyperparameters(NamedTuple):
       noise: the likelihood's variance. A tenth of the targets' variance: below what so few inducing
         points leave unexplained, yet not so far below that the variance term rules the bound.
       inner_scale: the standard deviation of the inner layers' inducing outputs at the start. Small,
-        so that training starts from the mean function. The original code takes 1e-5; a diagonal
-        kept as a logarithm would need a thousand steps of Adam at 0.01 to leave that.
+        so that training starts from the mean function: about one step of Adam at 0.01. The
+        original code takes 1e-5.
       last_scale: the same for the last layer. One, the prior.
     """
 
