@@ -128,7 +128,7 @@ def test_efficiency_is_the_ratio_of_variance_times_time():
 
 def test_estimators_follow_the_recorded_run(key, toy):
     objective, params, data = toy
-    training = Training(optax.sgd(1e-3), num_steps=9, batch_size=4)
+    training = Training(optax.sgd(1e-3), num_steps=9, batch_size=4, driver=est.monte_carlo())
     end, path = trained(key, objective, params, data, training)
     seen = []
     straight = fit(
@@ -149,7 +149,7 @@ def test_estimators_follow_the_recorded_run(key, toy):
 
 def test_time_to_target_counts_the_steps_until_it_is_reached(key, toy):
     objective, params, data = toy
-    training = Training(optax.sgd(1e-3), num_steps=0, batch_size=N)
+    training = Training(optax.sgd(1e-3), num_steps=0, batch_size=N, driver=est.monte_carlo())
     values = [
         seconds_to_target(
             key,

@@ -99,7 +99,8 @@ def recommend(
       key: for everything that is random.
       batch_size: |B|.
       seconds: how long to measure, not counting compilation and the short training.
-      optimizer: of the short training; Adam with rate 0.01 by default.
+      optimizer: of the short training; Adam with rate 0.01 by default. Its update is part of the
+        time of a step.
       num_steps: of the short training.
       context: the contexts of a batch, for the control variates.
     """
@@ -107,16 +108,15 @@ def recommend(
     _check(data, batch_size, seconds)
     make_key, train_key, reference_key, each_key, timing_key = jax.random.split(key, 5)
     makers = candidates(make_key, objective, params, data, context=context)
-    path = _path(
-        train_key, objective, params, data, batch_size, optimizer or optax.adam(1e-2), num_steps
-    )
+    optimizer = optax.adam(1e-2) if optimizer is None else optimizer
+    path = _path(train_key, objective, params, data, batch_size, optimizer, num_steps)
     here = jax.tree.map(lambda p: p[-1], path)
     reference = full_gradient(reference_key, objective, here, data, seconds=_REFERENCE * seconds)
     loops, states, variances = {}, {}, {}
     for name, make in makers.items():
         init_key, learn_key, noise_key = jax.random.split(each_key, 3)
         estimator = make(objective)
-        loops[name] = stepper(estimator, here, data, batch_size)
+        loops[name] = stepper(estimator, here, data, batch_size, optimizer)
         state = estimator.init(init_key, params, data)
         state = followed_state(learn_key, loops[name], state, path, seconds=seconds)
         states[name] = state

@@ -74,6 +74,7 @@ def compare(
     batch_sizes: Sequence[int] = (10, 100, 1000),
     num_steps: int = 0,
     optimizer: optax.GradientTransformation | None = None,
+    driver: MakeEstimator | None = None,
     seconds: float = 60.0,
     target: float | None = None,
     target_steps: int = 10_000,
@@ -86,7 +87,7 @@ def compare(
     draw at the same batch size, and against the best of the baselines, which are plain and
     antithetic draws, one pair and several, at every batch size.
 
-    With `num_steps` the model is first trained on plain gradients, and the state of every
+    With `num_steps` the model is first trained on the gradients of a driver, and the state of every
     estimator learns along that run, from batches of its own, as it would in training (along the
     last twenty seconds of it, where steps are slow). Without, the parameters stay where they are
     and the states learn there; estimators that remember where the parameters were, such as SVRG,
@@ -101,7 +102,10 @@ def compare(
       baselines: what they have to beat, one of them called "plain"; measured as well.
       batch_sizes: each estimator is measured at each of them; those above N become N.
       num_steps: T, how many steps to train before freezing.
-      optimizer: for the training; Adam with rate 0.01 by default.
+      optimizer: for the training; Adam with rate 0.01 by default. Its update is part of the time of
+        a step.
+      driver: the estimator to train with; plain by default. Noisy gradients shake the parameters,
+        and coefficients then have more to follow than they would on gradients of their own.
       seconds: how long to measure, not counting compilation and training.
       target: an objective; if given, each estimator also trains until it is reached.
       target_steps: the most steps of such a training.
@@ -122,7 +126,9 @@ def compare(
             advice="Add plain=quell.estimators.monte_carlo().",
         )
     train_key, reference_key, each_key, timing_key, ceiling_key = jax.random.split(key, 5)
-    training = Training(optimizer or optax.adam(1e-2), num_steps, sizes[0])
+    training = Training(
+        optimizer or optax.adam(1e-2), num_steps, sizes[0], driver or baselines["plain"]
+    )
     here, path = params, None
     if num_steps:
         here, path = trained(train_key, objective, params, data, training)
@@ -173,7 +179,7 @@ def _candidate(key, problem: _Problem, make: MakeEstimator, size, seconds) -> _C
     init_key, learn_key, noise_key = jax.random.split(key, 3)
     objective, params, data = problem.objective, problem.params, problem.data
     made = make(objective)
-    loop = stepper(made, params, data, size)
+    loop = stepper(made, params, data, size, problem.training.optimizer)
     if problem.path is None:
         state = made.init(init_key, params, data)
         state = learned_state(learn_key, loop, state, steps=1000, seconds=_WARM_UP * seconds)

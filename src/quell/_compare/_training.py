@@ -1,6 +1,5 @@
 """Parameters to compare at, the path that led there, and the time to a target."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -13,7 +12,7 @@ from quell._fit import fit
 from quell._measure import largest_prime
 from quell._objective import Objective
 from quell._progress import silent
-from quell.estimators import Estimator, MakeEstimator, monte_carlo
+from quell.estimators import Estimator, MakeEstimator
 
 _PATH_NUMBERS = 2**25  # how much of a run is remembered
 
@@ -24,22 +23,26 @@ class Training(NamedTuple):
     Attributes:
       optimizer: any optax optimiser.
       num_steps: T.
-      batch_size: of the plain gradients that drive it.
+      batch_size: of the gradients that drive it.
+      driver: the estimator of these gradients.
     """
 
     optimizer: optax.GradientTransformation
     num_steps: int
     batch_size: int
+    driver: MakeEstimator
 
 
 class Recording(NamedTuple):
-    """State of plain gradients that keep a record of where they were taken.
+    """State of an estimator that keeps a record of where its gradients were taken.
 
     Attributes:
+      driver: the estimator's own state.
       path: the parameters of the last W steps, leaves `[W, ...]`.
       step: how many steps were taken, `[]`.
     """
 
+    driver: PyTree[Array]
     path: PyTree[Array]
     step: Int[Array, ""]
 
@@ -51,7 +54,7 @@ def trained(
     data: PyTree[Array],
     training: Training,
 ) -> tuple[PyTree[Array], PyTree[Array]]:
-    """Train on plain gradients.
+    """Train on the gradients of the driver.
 
     Returns:
       The parameters, and their path over the last W steps, leaves `[W, ...]`: all of the run if
@@ -68,7 +71,7 @@ def trained(
         num_steps=training.num_steps,
         batch_size=training.batch_size,
         key=key,
-        estimator=_recording(training.num_steps, W),
+        estimator=_recording(training.driver, training.num_steps, W),
         progress=silent,
     )
     return result.params, result.estimator_state.path
@@ -112,21 +115,21 @@ def seconds_to_target(
     return float(reached[0] * every * seconds_per_step) if len(reached) else None
 
 
-def _recording(num_steps: int, W: int) -> Callable[[Objective], Estimator]:
-    """Plain gradients that keep the parameters of the last W of so many steps."""
+def _recording(driver: MakeEstimator, num_steps: int, W: int) -> MakeEstimator:
+    """The driver, keeping the parameters of the last W of so many steps."""
 
     def make(objective: Objective) -> Estimator:
-        plain = monte_carlo()(objective)
+        driving = driver(objective)
 
         def init(key, params, batch):
             path = jax.tree.map(lambda p: jnp.zeros((W, *p.shape), p.dtype), params)
-            return Recording(path, jnp.zeros((), jnp.int32))
+            return Recording(driving.init(key, params, batch), path, jnp.zeros((), jnp.int32))
 
         def estimate(key, params, batch, state):
-            gradient, value, _ = plain.estimate(key, params, batch, ())
+            gradient, value, driven = driving.estimate(key, params, batch, state.driver)
             row = jnp.maximum(state.step - (num_steps - W), 0)  # row 0 until the last W begin
             path = jax.tree.map(lambda kept, p: kept.at[row].set(p), state.path, params)
-            return gradient, value, Recording(path, state.step + 1)
+            return gradient, value, Recording(driven, path, state.step + 1)
 
         return Estimator(init, estimate)
 

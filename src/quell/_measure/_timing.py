@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 from jaxtyping import Array, Key, PyTree
 
@@ -40,13 +41,19 @@ class Stepper(NamedTuple):
 
 
 def stepper(
-    estimator: Estimator, params: PyTree[Array], data: PyTree[Array], batch_size: int
+    estimator: Estimator,
+    params: PyTree[Array],
+    data: PyTree[Array],
+    batch_size: int,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Stepper:
     """The loop of an estimator: gather a batch, estimate, update the state, add up the gradients.
 
+    With an optimiser, which is then part of what a step costs, its updates are added up instead.
     Parameters that stand still are read anew in every step, as if they moved: nothing that depends
     on them can be computed once and for all.
     """
+    optimizer = optax.identity() if optimizer is None else optimizer
     N = rows_of(data)
     size = sum(int(jnp.size(leaf)) for leaf in jax.tree.leaves(params))
     length = max(1, min(1000, _LENGTH_ROWS // batch_size, _PATH_NUMBERS // size))
@@ -60,18 +67,19 @@ def stepper(
         indices, keys = prepared
 
         def body(i, carried):
-            total, state = carried
+            total, optimizer_state, state = carried
             batch = jax.tree.map(lambda y: y.at[indices[i]].get(mode="promise_in_bounds"), data)
             params = jax.tree.map(lambda p: p[i], path)
             gradient, _, state = estimator.estimate(keys[i], params, batch, state)
-            return jax.tree.map(jnp.add, total, gradient), state
+            updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
+            return jax.tree.map(jnp.add, total, updates), optimizer_state, state
 
         total = jax.tree.map(lambda p: jnp.zeros_like(p[0]), path)
-        return lax.fori_loop(0, steps, body, (total, state))
+        return lax.fori_loop(0, steps, body, (total, optimizer.init(total), state))
 
     def advance(prepared, state, steps, path=still):
         carried = loop(prepared, path, data, jax.tree.map(_strong, state), steps)
-        return jax.block_until_ready(carried)[1]  # the gradients too: all of the work is done
+        return jax.block_until_ready(carried)[-1]  # the gradients too: all of the work is done
 
     return Stepper(prepare, advance, length)
 
