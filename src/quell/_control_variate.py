@@ -17,6 +17,7 @@ from quell._features import Evidence, mean_features
 from quell._objective import batch_size
 from quell.bases import Basis
 from quell.coefficients import Coefficients, Sizes
+from quell.contexts import AtZero, with_model, with_model_shapes
 from quell.criteria import Criterion, squared_difference
 from quell.noise import Noise, is_shape, shape_leaves
 
@@ -79,6 +80,7 @@ def control_variate(
     leaves: _leaves.Leaves = None,
     order: Order = apply_then_learn,
     points: bool = False,
+    at_zero: AtZero | None = None,
 ) -> ControlVariate:
     """Subtract a learned correction of mean zero from the gradient: G̃ = Ĝ − Θᵀ φ̄.
 
@@ -108,6 +110,9 @@ def control_variate(
       order: `apply_then_learn`, or `learn_then_apply`, which is biased.
       points: whether to control the sub-sampling noise too, by h(y_b) − h̄ with h̄ the mean over
         the contexts given here, which must then be those of all the data.
+      at_zero: `at_zero(params, context)`, what the model says of one example without noise, such
+        as `objective.at_zero` where the contexts are the batch itself. The coefficients may then
+        depend on it: `contexts.at_zero` and recognition networks do. For the draws alone.
 
     Returns:
       An `optax.GradientTransformationExtraArgs`. A batch that is not finite passes through
@@ -128,16 +133,25 @@ def control_variate(
             "points",
             expected="False with these coefficients, whose features have no known mean",
             got=True,
-            advice="Use coefficients.least_squares to control the points.",
+            advice="Use coefficients.least_squares to control the points, with a context map that "
+            "does not look at the model.",
+        )
+    if points and not _is_data(context):
+        raise invalid(
+            "context",
+            expected="the contexts of all the data, whose mean the points are controlled by",
+            got="None" if context is None else "shapes alone",
+            advice="Pass the arrays; for a stream, whose mean is not known, use points=False.",
         )
 
     def init(params, *, key=key):
         flat = _leaves.flattener(leaves, params)
         one = None if context is None else jax.tree.map(_one_context, context)
+        seen = with_model_shapes(at_zero, params, context)
         draw = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, float), noise.shape, is_leaf=is_shape)
         w = jax.eval_shape(lambda *args: basis.apply(noise, *args), draw, params, one)
         dtype = jax.eval_shape(flat.flatten, params).dtype
-        sizes = Sizes(basis=w.size, leaves=flat.sizes, context=context, dtype=dtype)
+        sizes = Sizes(basis=w.size, leaves=flat.sizes, context=seen, dtype=dtype)
         return ControlVariateState(
             coefficients=coefficients.init(key, sizes),
             skipped=jnp.zeros((), jnp.int32),
@@ -150,17 +164,18 @@ def control_variate(
         w, shared = _basis_means(basis, spec, noise, params, context, per_example)
         w = w.astype(total.dtype)
         rows = _rows(criterion, flat, per_example, w.shape[0])
+        seen = with_model(at_zero, params, context)
 
         def correction(learned):
-            h = coefficients.context_features(learned, context, w.shape[0])
+            h = coefficients.context_features(learned, seen, w.shape[0])
             phi = mean_features(w, h)
             if point_features is not None:
-                phi = jnp.concatenate([phi, point_features(learned, context).mean(0)])
+                phi = jnp.concatenate([phi, point_features(learned, seen).mean(0)])
             return coefficients.predict(learned, phi)
 
         before = state.coefficients
         finite = _leaves.all_finite(updates, rows, correction(before))
-        evidence = Evidence(w, context, total, rows, flat.sizes, points, shared, finite)
+        evidence = Evidence(w, seen, total, rows, flat.sizes, points, shared, finite)
         after = coefficients.learn(before, criterion, evidence)
         controlled = total - jnp.where(finite, correction(order(before, after)), 0)
         return flat.replace(updates, controlled), ControlVariateState(
@@ -242,6 +257,12 @@ def _check_context(expected: PyTree[Any], context: PyTree[Array]) -> None:
             got="None" if context is None else f"rows of shape {came}",
             advice="Pass context=... of the batch to update, with the same leaves and widths.",
         )
+
+
+def _is_data(context: PyTree[Any]) -> bool:
+    """Whether there are contexts, and not of their shapes alone."""
+    leaves = jax.tree.leaves(context)
+    return bool(leaves) and not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
 
 
 def row_shapes(context: PyTree[Any]) -> PyTree[Any]:

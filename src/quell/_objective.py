@@ -25,6 +25,8 @@ class Objective(NamedTuple):
       regulariser: `regulariser(params)`, the part without noise, such as a KL divergence.
       variational: the likelihood, prior and family behind the loss, where there are such
         (a `quell.Variational`); for estimators that look inside.
+      at_zero: `at_zero(params, example)`, what the model says of one example without noise, such
+        as its residual: an array or a pytree of them; for `control_variate(at_zero=...)`.
     """
 
     loss: Callable[[PyTree[Array], PyTree[Array], PyTree[Array]], Float[Array, ""]]
@@ -32,6 +34,7 @@ class Objective(NamedTuple):
     num_data: int
     regulariser: Callable[[PyTree[Array]], Float[Array, ""]] | None = None
     variational: Any = None
+    at_zero: Callable[[PyTree[Array], PyTree[Array]], PyTree[Array]] | None = None
 
     def sample_noise(
         self, key: Key[Array, ""], batch_size: int, *, samples: int = 1, shared: bool = False

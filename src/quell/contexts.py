@@ -23,10 +23,60 @@ class Context(NamedTuple):
     Attributes:
       init: `init(key, context)` fits the map to the contexts of the data, leaves `[N, ...]`.
       apply: `apply(state, context)` gives h `[B, H]`, whose first column is 1.
+      moving: whether it looks at the model too, so that it moves with the parameters and has no
+        mean over the data that could be known beforehand.
     """
 
     init: Callable[[Key[Array, ""] | None, PyTree[Array]], PyTree[Array]]
     apply: Callable[[PyTree[Array], PyTree[Array]], Float[Array, "B H"]]
+    moving: bool = False
+
+
+AtZero = Callable[[PyTree[Array], PyTree[Array]], PyTree[Array]]
+
+
+class WithModel(NamedTuple):
+    """What a control variate with `at_zero` knows of its examples.
+
+    Attributes:
+      context: y, leaves `[B, ...]`.
+      model: q(θ, y), what the model says of them at ε = 0, leaves `[B, ...]`.
+    """
+
+    context: PyTree[Array]
+    model: PyTree[Array]
+
+
+def with_model(
+    at_zero: AtZero | None, params: PyTree[Array] | None, context: PyTree[Array]
+) -> PyTree[Array]:
+    """Contexts beside what `at_zero(params, y)` says of each; as they are without it."""
+    if at_zero is None:
+        return context
+    for name, value in (("params", params), ("context", context)):
+        if value is None:
+            raise invalid(
+                name, expected="what at_zero looks at", got="None", advice=f"Pass {name}=... too."
+            )
+    return WithModel(context, jax.vmap(at_zero, in_axes=(None, 0))(params, context))
+
+
+def with_model_shapes(
+    at_zero: AtZero | None, params: PyTree[Array], context: PyTree[Any]
+) -> PyTree[Any]:
+    """The contexts of the data beside the shapes of what the model says of them."""
+    shapes = jax.eval_shape(lambda params, y: with_model(at_zero, params, y), params, context)
+    return context if at_zero is None else WithModel(context, shapes.model)
+
+
+def fixed_part(context: PyTree[Array]) -> PyTree[Array]:
+    """y alone, without what the model says of it."""
+    return context.context if isinstance(context, WithModel) else context
+
+
+def seen_by(map: Context, context: PyTree[Array]) -> PyTree[Array]:
+    """The part of a context that a map looks at."""
+    return context if map.moving else fixed_part(context)
 
 
 def as_matrix(context: PyTree[Array]) -> Float[Array, "B C"]:
@@ -153,6 +203,35 @@ def adaptive(most: int = 64) -> Context:
         return (few if isinstance(state, Distinct) else many).apply(state, context)
 
     return Context(init, apply)
+
+
+def at_zero(of: Context | None = None) -> Context:
+    """h = [1, q] ⊗ h₀(y), with q what the model says of an example at ε = 0.
+
+    It follows the parameters at once, where coefficients would have to be learned anew. For the
+    draws alone: the points need a mean over the data, which would change with every step. The
+    control variate must be told what q is: `control_variate(..., at_zero=objective.at_zero)`.
+
+    Args:
+      of: h₀, the standardised context by default; `constant()` for h = [1, q].
+    """
+    of = standardised() if of is None else of
+
+    def init(key, context):
+        if not isinstance(context, WithModel):
+            raise invalid(
+                "at_zero",
+                expected="a function of the parameters and an example, which this map looks at",
+                got="None",
+                advice="Pass at_zero=objective.at_zero to control_variate.",
+            )
+        return of.init(key, context.context)
+
+    def apply(state, context: WithModel):
+        q, h = _with_one(as_matrix(context.model)), of.apply(state, context.context)
+        return (q[:, :, None] * h[:, None, :]).reshape(q.shape[0], -1)
+
+    return Context(init, apply, moving=True)
 
 
 def mean_over(apply: Callable[[PyTree[Array]], Float[Array, "B H"]], context: PyTree[Array]):

@@ -20,7 +20,7 @@ from quell._features import Evidence, example_features, mean_features
 from quell._leaves import leaf_sums, spread
 from quell.coefficients._cholesky import solve
 from quell.coefficients._types import Coefficients, Sizes
-from quell.contexts import Context, adaptive, mean_over, standardised
+from quell.contexts import Context, adaptive, mean_over, seen_by, standardised
 from quell.criteria import Criterion
 
 _SLOWER = 4  # how much rarer refreshes become after the first ones
@@ -111,7 +111,9 @@ def least_squares(
     gradient of the batch. It learns from as many rows as it is given, and applies to all.
 
     Args:
-      context: h'(y), for the intercept and the points; `contexts.adaptive()` by default.
+      context: h'(y), for the intercept and the points; `contexts.adaptive()` by default. A map
+        that looks at the model, such as `contexts.at_zero()`, can be the intercept but cannot
+        control the points.
       draws: h(y), for the draws; the standardised context by default, since it is multiplied with
         every function of the basis.
       rows: how many examples of a batch to learn from at most.
@@ -133,9 +135,10 @@ def least_squares(
                 advice="Pass context=... to control_variate.",
             )
         draws_key, points_key = jax.random.split(key)
-        fitted = draws.init(draws_key, sizes.context), points.init(points_key, sizes.context)
-        mean = mean_over(lambda y: points.apply(fitted[1], y), sizes.context)
-        H = jax.eval_shape(draws.apply, fitted[0], sizes.context).shape[1]
+        by_draws, by_points = seen_by(draws, sizes.context), seen_by(points, sizes.context)
+        fitted = draws.init(draws_key, by_draws), points.init(points_key, by_points)
+        mean = _mean(points, fitted[1], by_points)
+        H = jax.eval_shape(draws.apply, fitted[0], by_draws).shape[1]
         P, L = sizes.outputs, len(sizes.leaves)
         F, J, C = sizes.basis * H + mean.shape[0], len(memories), len(memories) * len(ridges)
 
@@ -157,17 +160,20 @@ def least_squares(
         )
 
     def context_features(state, y, B):
-        return draws.apply(state.contexts[0], y).astype(state.theta.dtype)
+        return draws.apply(state.contexts[0], seen_by(draws, y)).astype(state.theta.dtype)
+
+    def intercept(state, y):
+        return points.apply(state.contexts[1], seen_by(points, y)).astype(state.theta.dtype)
 
     def point_features(state, y):
-        return points.apply(state.contexts[1], y).astype(state.theta.dtype) - state.mean
+        return intercept(state, y) - state.mean
 
     def predict(state, phi):
         return phi @ state.theta[: phi.shape[-1]]
 
     def learn(state, criterion, evidence):
         h = context_features(state, evidence.context, evidence.w.shape[0])
-        x, g = _rows(criterion, evidence, h, point_features(state, evidence.context) + state.mean)
+        x, g = _rows(criterion, evidence, h, intercept(state, evidence.context))
         block = _add(state.block, x[:rows], g[:rows], evidence.finite)
         step = state.step + evidence.finite
         period = jnp.where(step <= 16 * every, every, _SLOWER * every)
@@ -199,9 +205,18 @@ def least_squares(
         context_features=context_features,
         predict=predict,
         learn=learn,
-        point_features=point_features,
+        point_features=None if points.moving else point_features,
         random=True,
     )
+
+
+def _mean(points: Context, fitted: PyTree[Array], y: PyTree[Array]) -> Float[Array, " H2"]:
+    """h̄', or zeros where there is none to know: the points are then not controlled."""
+    shape = jax.eval_shape(points.apply, fitted, y)
+    known = not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(y))
+    if points.moving or not known:
+        return jnp.zeros(shape.shape[1], shape.dtype)
+    return mean_over(lambda y: points.apply(fitted, y), y)
 
 
 def _rows(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
 from quell._gaussian import Gaussian, check_size, full_covariance
 from quell.models._types import Model, predictor
@@ -19,7 +20,8 @@ def logistic_regression(dim: int, family: Callable[[int], Gaussian] = full_covar
       family: the posterior's family, `full_covariance` (P = d + d(d+1)/2) or `mean_field` (2d).
 
     Returns:
-      A model for examples `{"x": [d], "y": 0.0 or 1.0}` with noise `[d]`.
+      A model for examples `{"x": [d], "y": 0.0 or 1.0}` with noise `[d]`. At ε = 0 it offers the
+      residual p − y and the curvature p(1 − p), `[2]`.
 
     >>> logistic_regression(4).noise.shape
     (4,)
@@ -36,6 +38,10 @@ def logistic_regression(dim: int, family: Callable[[int], Gaussian] = full_covar
         p = jax.nn.sigmoid((x * weights.sample(params, eps)).sum())
         return p, p * (1 - p)
 
+    def at_zero(params, example):
+        p = jax.nn.sigmoid((example["x"] * weights.sample(params, jnp.zeros(dim))).sum())
+        return jnp.stack([p - example["y"], p * (1 - p)])
+
     return Model(
         init=lambda key: weights.init(),
         loss=lambda params, eps, example: -log_likelihood(weights.sample(params, eps), example),
@@ -44,4 +50,5 @@ def logistic_regression(dim: int, family: Callable[[int], Gaussian] = full_covar
         predict=predictor(moments, noise),
         family=weights,
         log_likelihood=log_likelihood,
+        at_zero=at_zero,
     )

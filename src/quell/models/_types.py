@@ -38,6 +38,8 @@ class Model(NamedTuple):
       family: the Gaussian family of the weights, where the model has one.
       log_likelihood: `log_likelihood(weights, example)`, log p(y | x, w), where it has one. With
         `family` and the unit Gaussian prior it is the whole variational structure.
+      at_zero: `at_zero(params, example)`, what it says of one example at ε = 0, where it offers
+        that.
     """
 
     init: Callable[[Key[Array, ""]], PyTree[Array]]
@@ -48,13 +50,14 @@ class Model(NamedTuple):
     prepare: Callable[[PyTree[Array]], PyTree[Array]] = lambda data: data
     family: "Gaussian | None" = None
     log_likelihood: Callable[[Array, PyTree[Array]], Float[Array, ""]] | None = None
+    at_zero: Callable[[PyTree[Array], PyTree[Array]], PyTree[Array]] | None = None
 
     def objective(self, num_data: int) -> Objective:
         """The negative evidence lower bound of N data points."""
         structure = None
         if self.family is not None and self.log_likelihood is not None:
             structure = variational(self.log_likelihood, self.family)
-        return Objective(self.loss, self.noise, num_data, self.regulariser, structure)
+        return Objective(self.loss, self.noise, num_data, self.regulariser, structure, self.at_zero)
 
 
 def predictor(
