@@ -173,7 +173,7 @@ def least_squares(
 
     def learn(state, criterion, evidence):
         h = context_features(state, evidence.context, evidence.w.shape[0])
-        x, g = _rows(criterion, evidence, h, intercept(state, evidence.context))
+        x, g = regressors(criterion, evidence, h, intercept(state, evidence.context))
         block = _add(state.block, x[:rows], g[:rows], evidence.finite)
         step = state.step + evidence.finite
         period = jnp.where(step <= 16 * every, every, _SLOWER * every)
@@ -219,7 +219,7 @@ def _mean(points: Context, fitted: PyTree[Array], y: PyTree[Array]) -> Float[Arr
     return mean_over(lambda y: points.apply(fitted, y), y)
 
 
-def _rows(
+def regressors(
     criterion: Criterion,
     evidence: Evidence,
     h: Float[Array, "B H"],
