@@ -36,6 +36,7 @@ COEFFICIENTS = {
     "running_average": lambda: coefficients.running_average(0.9),
     "fixed": lambda: coefficients.fixed(0.7),
     "least_squares": lambda: coefficients.least_squares(quell.contexts.standardised(), every=1),
+    "learned_trunk": lambda: coefficients.learned_trunk((3,), optax.adam(0.1), refresh=2, every=1),
 }
 
 CRITERIA = {

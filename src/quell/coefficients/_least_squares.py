@@ -179,7 +179,12 @@ def least_squares(
         period = jnp.where(step <= 16 * every, every, _SLOWER * every)
         full = evidence.finite & (step % period == 0)
         state = state._replace(block=block, step=step)
-        return jax.lax.cond(full, lambda s: refresh(s, evidence), lambda s: s, state)
+        # A loop of one turn or none works in place, where a branch would copy all of the sums.
+        return jax.lax.while_loop(
+            lambda carried: carried[0],
+            lambda carried: (jnp.zeros_like(full), refresh(carried[1], evidence)),
+            (full, state),
+        )[1]
 
     def refresh(state: LeastSquares, evidence: Evidence):
         block = _sums(state.block)
@@ -285,6 +290,14 @@ def _choose(scores: Scores) -> tuple[Int[Array, " leaves"], Float[Array, " leave
     gain = 2 * gate * scores.gt - gate**2 * scores.tt
     best = jnp.argmax(gain, axis=0)
     return best, jnp.take_along_axis(gate, best[None], axis=0)[0]
+
+
+def explained(scores: Scores) -> Float[Array, ""]:
+    """The share of the variance of rows not yet learned from that the best candidates remove."""
+    best, gate = _choose(scores)
+    gt, tt = (jnp.take_along_axis(sums, best[None], axis=0)[0] for sums in scores[:2])
+    total = scores.gg.sum()
+    return (2 * gate * gt - gate**2 * tt).sum() / jnp.where(total > 0, total, 1)
 
 
 def _pick(theta: Float[Array, "C F P"], best, leaves: tuple[int, ...]) -> Float[Array, "F P"]:
