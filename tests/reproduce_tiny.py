@@ -8,6 +8,7 @@ from quell.experiments.config import (
     CONTEXT_FREE,
     QUICK,
     Dynamic,
+    Orders,
     Sampling,
     Static,
     TableOne,
@@ -35,6 +36,12 @@ TINY = replace(
         networks=((4,),),
         learning_rates=(1e-2,),
         orders=("apply_then_learn",),
+    ),
+    orders=Orders(
+        learned_for=(3,),
+        sampling=Sampling(batches=4, draws=2),
+        criteria=("squared_difference",),
+        networks=((4,),),
     ),
     traces=Traces(
         num_steps=4,

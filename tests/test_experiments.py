@@ -1,14 +1,19 @@
 """What the experiments measure with: variances, the bound on all data, the pair of figure 1."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from quell._gaussian import packed_identity
-from quell.experiments.config import DEEPEST, PAPER, QUICK
+from quell.experiments import orders
+from quell.experiments.config import DEEPEST, PAPER, QUICK, Orders, Sampling
 from quell.experiments.figure_one import find_pair, left
 from quell.experiments.methods import Method, control, correct
+from quell.experiments.orders import squared_mean
 from quell.experiments.problems import logistic
 from quell.experiments.run import readable
 from quell.experiments.units import joined, once, tidy
@@ -23,6 +28,36 @@ def test_draws_and_points_are_told_apart():
     # Standard errors of the two: 3·√(2/16000) and 3·(4 + 0.2)·√(2/4000), about.
     assert abs(within - 3 * 1.0) < 5 * 0.035
     assert abs(between - 3 * 4.0) < 5 * 0.3
+
+
+def test_a_bias_is_found_where_there_is_one_and_only_there():
+    rng = np.random.default_rng(0)
+    shared = rng.standard_normal((400, 1, 50))  # what a batch's draws have in common
+    noise = jnp.asarray(shared + rng.standard_normal((400, 4, 50)))
+    size, z = squared_mean(noise)
+    # By batch the variance is 1 + 1/4; of the mean, 1.25/400 in each of 50 coordinates.
+    assert abs(size) < 5 * np.sqrt(2 * 50) * 1.25 / 400
+    assert abs(z - 1) < 5 * np.sqrt(2 / 50)
+    size, z = squared_mean(noise + 0.3)
+    assert abs(size - 50 * 0.09) < 5 * 2 * np.sqrt(50 * 0.09 * 1.25 / 400)
+    assert z > 10
+
+
+@pytest.mark.slow
+def test_learning_from_a_batch_before_correcting_it_is_biased_and_after_it_is_not():
+    plan = replace(
+        QUICK["logistic"],
+        static=replace(QUICK["logistic"].static, frozen_after=(2,), measured_after=(20,)),
+        orders=Orders((20,), Sampling(batches=200, draws=4), ("squared_difference",), ((8,),)),
+    )
+    (unit,) = orders.units(plan)
+    table = unit.run()
+    z = {
+        order: np.mean([z for z, o in zip(table["z"], table["order"]) if o == order])
+        for order in orders.ORDERS
+    }
+    assert z["apply_then_learn"] < 3  # 1 on average over 3 seeds and 14 dependent parameters
+    assert z["learn_then_apply"] > 5
 
 
 def test_the_bound_on_distinct_rows_is_the_bound_on_all_of_them(key):
@@ -110,7 +145,7 @@ def test_what_the_paper_fixes_is_the_default():
         assert (plan.table_one.repetitions, plan.table_one.runs) == (100, 10)
         assert DEEPEST in plan.dynamic.networks
         assert QUICK[model].seeds < plan.seeds
-    assert PAPER["logistic"].seeds == 10
+        assert plan.seeds == 10
     assert (PAPER["logistic"].traces.nelbo_draws, PAPER["deep-gp"].traces.nelbo_draws) == (100, 10)
 
 

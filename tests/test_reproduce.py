@@ -15,8 +15,7 @@ import pytest
 from reproduce_tiny import TINY, reproduce
 
 from quell.experiments import records
-
-EXPERIMENTS = ("figure-1", "static", "dynamic", "traces", "table-1")
+from quell.experiments.config import EXPERIMENTS
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +54,17 @@ def test_coefficients_change_the_variance_once_they_have_learned(whole):
     static = rows(whole / "static.csv")
     later = [row for row in static if row["coefficient_steps"] == "3"]
     assert all(row["controlled_draws"] != row["plain_draws"] for row in later)
+
+
+def test_both_orders_are_measured_at_the_same_coefficients(whole):
+    table = rows(whole / "orders.csv")
+    assert len(table) == 2 * 2  # orders, seeds
+    by_order = {row["order"]: row for row in table if row["seed"] == "0"}
+    ours, papers = by_order["apply_then_learn"], by_order["learn_then_apply"]
+    assert ours["plain_draws"] == papers["plain_draws"]
+    assert ours["controlled_draws"] != papers["controlled_draws"]
+    for page in ("report.html", "reproduction.md"):
+        assert "The order of learning and applying" in (whole / page).read_text()
 
 
 def test_the_two_orders_train_differently(whole):

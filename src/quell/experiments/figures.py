@@ -8,7 +8,7 @@ import numpy as np
 from quell.experiments.config import CONTEXT_FREE
 from quell.experiments.methods import network_name
 from quell.experiments.results import AMORTISED, PAPERS, UNBIASED, NotRunError, Results
-from quell.experiments.verdicts import mean_interval
+from quell.experiments.verdicts import mean_interval, root
 from quell.plotting import reproduction as plot
 
 NAMES = {"logistic": "logistic regression on titanic", "deep-gp": "deep GP on airfoil"}
@@ -22,7 +22,7 @@ SHORT = {
 
 def all_figures(results: Results) -> Iterator[tuple[str, str, bool, Any]]:
     """Name, caption, whether it is one of the paper's main figures, and figure, one by one."""
-    for make in (_figure_one, _static, _dynamic, _traces):
+    for make in (_figure_one, _static, _dynamic, _orders, _traces):
         yield from make(results)
 
 
@@ -213,6 +213,66 @@ def _dynamic_panels(results: Results, model: str, criterion: str, rate: float):
     except NotRunError:
         return []
     return rows
+
+
+def _orders(results: Results):
+    for model in results.models:
+        for criterion in results.plans[model].orders.criteria:
+            panels = _order_panels(results, model, criterion)
+            if not panels:
+                continue
+            caption = (
+                f"The two orders: {NAMES[model]}, linear variate, {SHORT[criterion]}. Above, the "
+                "norm of the bias as a share of the gradient’s (below zero: less than chance "
+                "gives); below, the share of the draws’ variance that each order shows. Bands are "
+                "95 % intervals over seeds."
+            )
+            main = criterion == "squared_difference"
+            yield f"orders-{model}-{criterion}", caption, main, plot.order_lines(panels)
+
+
+def _order_panels(results: Results, model: str, criterion: str):
+    plan = results.plans[model]
+    x = np.asarray(plan.orders.learned_for, float)
+    rows = []
+    try:
+        for quantity, ylabel in (("bias", "bias ÷ gradient"), ("draws", METRICS["draws"])):
+            row = []
+            for stage in plan.static.frozen_after:
+                lines = []
+                for hidden in plan.orders.networks:
+                    for order in (UNBIASED, PAPERS):
+                        found = [
+                            results.order(
+                                model,
+                                order,
+                                network=network_name(hidden),
+                                criterion=criterion,
+                                frozen_after=stage,
+                                coefficient_steps=steps,
+                            )
+                            for steps in plan.orders.learned_for
+                        ]
+                        kind = "context-free" if hidden == CONTEXT_FREE else "amortised"
+                        papers = order == PAPERS
+                        label = f"{kind}, {'paper’s order' if papers else 'apply, then learn'}"
+                        values = [getattr(one, quantity) for one in found]
+                        series = _series(label, x, values, 1 if hidden else 4, papers)
+                        if quantity == "bias":
+                            series = _rooted(series, values)
+                        lines.append(series)
+                row.append(plot.Panel(f"frozen after {stage} steps", ylabel, lines))
+            rows.append(row)
+    except NotRunError:
+        return []
+    return rows
+
+
+def _rooted(series: plot.Series, values) -> plot.Series:
+    """The series of a size whose squares the values are."""
+    intervals = [root(mean_interval(v)) for v in values]
+    mean, low, high = np.array(intervals).T
+    return series._replace(mean=mean, low=low, high=high)
 
 
 def _traces(results: Results):

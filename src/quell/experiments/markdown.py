@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from quell.experiments.report import MODELS, Picture, shown, table_rows
+from quell.experiments.report import Picture
 from quell.experiments.results import Results
 from quell.experiments.run import readable
+from quell.experiments.tables import MODELS, order_rows, order_sentence, shown, timing_rows
 from quell.experiments.verdicts import Claim, verdict
 
 
@@ -34,6 +35,7 @@ def page(
     for picture in pictures:
         if picture.main:
             lines += [f"![{picture.name}](figures/{picture.name}.png)", "", picture.caption, ""]
+    lines += _orders(results)
     lines += _table_one(results)
     return "\n".join(lines)
 
@@ -60,8 +62,28 @@ def _claim(claim: Claim) -> list[str]:
     return [*lines, ""]
 
 
+def _orders(results: Results) -> list[str]:
+    rows = order_rows(results)
+    if not rows:
+        return []
+    lines = [
+        "## The order of learning and applying",
+        "",
+        order_sentence(rows),
+        "",
+        "| model | variate | coefficient steps | paper's: bias ÷ gradient | z | left "
+        "| unbiased: bias ÷ gradient | z | left |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        cells = (MODELS[row.model], row.variate, str(row.coefficient_steps))
+        cells = (*cells, *row.papers.cells, *row.unbiased.cells)
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
 def _table_one(results: Results) -> list[str]:
-    tables = {model: table_rows(results, model) for model in results.models}
+    tables = {model: timing_rows(results, model) for model in results.models}
     if not any(tables.values()):
         return []
     lines = [

@@ -5,20 +5,10 @@ import html
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from quell.experiments.results import NotRunError, Results
+from quell.experiments.results import Results
 from quell.experiments.run import readable
-from quell.experiments.verdicts import Claim, Interval, Part, verdict
-
-MODELS = {"logistic": "logistic regression", "deep-gp": "deep GP", "both": "both models"}
-VARIANTS = (
-    ("plain", "none", "Plain, one draw"),
-    ("amortised", "squared_difference", "Squared diff., amortised"),
-    ("amortised", "gradient_sum", "Grad. sum, amortised"),
-    ("context-free", "squared_difference", "Squared diff., context-free"),
-    ("context-free", "gradient_sum", "Grad. sum, context-free"),
-)
+from quell.experiments.tables import MODELS, order_rows, order_sentence, shown, timing_rows
+from quell.experiments.verdicts import Claim, Part, verdict
 
 
 class Picture(NamedTuple):
@@ -77,6 +67,7 @@ claim holds when every interval of its parts lies on the claim’s side.</p>
 <h2>Figures</h2>
 {main}
 {folded}
+{_orders(results)}
 {_table_one(results)}
 <h2>How this was made</h2>
 <p><code>{html.escape(command)}</code></p>
@@ -127,20 +118,6 @@ def _part(part: Part, has_paper: bool, judged: bool = True) -> str:
     )
 
 
-def shown(interval: Interval) -> str:
-    """Three numbers with as many digits as they deserve.
-
-    >>> shown(Interval(0.5, 0.25, 0.75))
-    '0.50 [0.25, 0.75]'
-    """
-    size = max(abs(value) for value in interval if np.isfinite(value))
-    digits = 2 if size >= 0.1 else 3
-    if size >= 100:
-        digits = 0
-    show = [f"{value:.{digits}f}" if np.isfinite(value) else "?" for value in interval]
-    return f"{show[0]} [{show[1]}, {show[2]}]".replace("-", "−")
-
-
 def _figure(picture: Picture) -> str:
     data = base64.b64encode(picture.png).decode()
     caption = html.escape(picture.caption)
@@ -151,27 +128,31 @@ def _figure(picture: Picture) -> str:
     )
 
 
-def table_rows(results: Results, model: str) -> list[tuple[str, list[str]]]:
-    """Name and cells of table 1: time of a step, standard deviation, and multiple of plain."""
-    rows = []
-    for variant, criterion, name in VARIANTS:
-        cells = []
-        try:
-            for way in ("dispatched", "loop"):
-                ours = results.milliseconds(model, variant, criterion, way)
-                plain = results.milliseconds(model, "plain", "none", way)
-                cells.append(f"{ours.mean():.3f} ({ours.std(ddof=1):.3f})")
-                cells.append(f"{np.median(ours) / np.median(plain):.1f}×")
-        except NotRunError:
-            continue
-        rows.append((name, cells))
-    return rows
+def _orders(results: Results) -> str:
+    rows = order_rows(results)
+    if not rows:
+        return ""
+    body = "".join(
+        f"<tr><td>{MODELS[row.model]}</td><td>{row.variate}</td><td>{row.coefficient_steps}</td>"
+        + "".join(f"<td>{cell}</td>" for cell in (*row.papers.cells, *row.unbiased.cells))
+        + "</tr>\n"
+        for row in rows
+    )
+    half = "<th>bias ÷ gradient</th><th>z</th><th>left</th>"
+    return f"""<h2 id="orders">The order of learning and applying</h2>
+<p>{html.escape(order_sentence(rows))}</p>
+<div class="scroll"><table>
+<tr><th rowspan="2">model</th><th rowspan="2">variate</th><th rowspan="2">coefficient<br>steps</th>
+<th colspan="3">learn, then apply: the paper’s</th><th colspan="3">apply, then learn</th></tr>
+<tr>{half}{half}</tr>
+{body}</table></div>
+"""
 
 
 def _table_one(results: Results) -> str:
     tables = ""
     for model in results.models:
-        rows = table_rows(results, model)
+        rows = timing_rows(results, model)
         if not rows:
             continue
         body = "".join(

@@ -9,6 +9,7 @@ from quell.experiments import (
     dynamic,
     figure_one,
     markdown,
+    orders,
     records,
     report,
     static,
@@ -29,6 +30,7 @@ from quell.plotting._style import rendered
 _UNITS: dict[str, Callable[[Plan], list[Unit]]] = {
     "static": static.units,
     "dynamic": dynamic.units,
+    "orders": orders.units,
     "traces": traces.units,
     "table-1": table_one.units,
 }

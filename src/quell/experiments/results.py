@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from quell.experiments.config import DEEPEST, Plan
 from quell.experiments.methods import network_name
@@ -16,6 +16,22 @@ UNBIASED, PAPERS = "apply_then_learn", "learn_then_apply"
 
 class NotRunError(LookupError):
     """What was asked for has not been run."""
+
+
+class Ordered(NamedTuple):
+    """An order of learning and applying, seed by seed.
+
+    Attributes:
+      bias: squared norm of the bias over that of the gradient, without bias itself; may be < 0.
+      z: the mean squared z score of the bias; about 1 where there is none.
+      draws: what is left of the draws' part of the trace.
+      norm: what is left by the paper's measure.
+    """
+
+    bias: Float[np.ndarray, " seeds"]
+    z: Float[np.ndarray, " seeds"]
+    draws: Float[np.ndarray, " seeds"]
+    norm: Float[np.ndarray, " seeds"]
 
 
 class Results(NamedTuple):
@@ -94,6 +110,35 @@ class Results(NamedTuple):
         steps = plan.dynamic.measured_after[-1] if steps is None else steps
         return remaining(record, metric, steps=steps)
 
+    def order(
+        self,
+        model: str,
+        order: str,
+        *,
+        network: str,
+        coefficient_steps: int,
+        criterion: str = "squared_difference",
+        frozen_after: int | None = None,
+    ) -> Ordered:
+        """What an order of learning and applying does, by default late in training."""
+        plan = self.plans[model]
+        record = self.find("orders", model=model, network=network, criterion=criterion)
+        where = {
+            "frozen_after": plan.static.frozen_after[-1] if frozen_after is None else frozen_after,
+            "coefficient_steps": coefficient_steps,
+            "order": order,
+        }
+        rows = _rows(record, **where)
+        bias, gradient, z = (
+            np.asarray(record.table[name])[rows] for name in ("bias", "gradient", "z")
+        )
+        return Ordered(
+            bias=bias / gradient,
+            z=z,
+            draws=remaining(record, "draws", **where),
+            norm=remaining(record, "norm", **where),
+        )
+
     def trace(
         self, model: str, network: str, criterion: str = "none", order: str = "none"
     ) -> Float[np.ndarray, "seeds T"]:
@@ -122,13 +167,18 @@ def remaining(record: Record, metric: str, **where) -> Float[np.ndarray, " seeds
       metric: "norm" (the paper's), "draws", "points", or "total" (draws and points together).
       where: values of columns that the rows must have.
     """
-    table = record.table
-    chosen = np.ones(len(table["seed"]), bool)
-    for name, value in where.items():
-        chosen &= np.asarray(table[name]) == value
-    if not chosen.any():
-        raise NotRunError(f"{record.experiment} {where}")
+    table, chosen = record.table, _rows(record, **where)
     parts = ("draws", "points") if metric == "total" else (metric,)
     controlled = sum(np.asarray(table[f"controlled_{part}"])[chosen] for part in parts)
     plain = sum(np.asarray(table[f"plain_{part}"])[chosen] for part in parts)
     return np.asarray(controlled) / np.asarray(plain)
+
+
+def _rows(record: Record, **where) -> Bool[np.ndarray, " rows"]:
+    """Which rows of a record have these values."""
+    chosen = np.ones(len(record.table["seed"]), bool)
+    for name, value in where.items():
+        chosen &= np.asarray(record.table[name]) == value
+    if not chosen.any():
+        raise NotRunError(f"{record.experiment} {where}")
+    return chosen

@@ -72,7 +72,7 @@ class Lessons(NamedTuple):
 
 
 @once
-def _lessons(plan: Plan, stage: int) -> Lessons:
+def lessons_at(plan: Plan, stage: int) -> Lessons:
     """Lessons at the params after `stage` steps."""
     problem = PROBLEMS[plan.model]()
     keys = seed_keys(plan.seeds)
@@ -103,11 +103,11 @@ def _teacher(plan: Plan):
 
 
 def _run(plan: Plan, method: Method, rate: float) -> Table:
-    start, learn, measure = _student(plan, method)
+    start, learn, measure = student(plan, method)
     steps = plan.static.measured_after
     tables = []
     for stage in plan.static.frozen_after:
-        lessons = _lessons(plan, stage)
+        lessons = lessons_at(plan, stage)
         state = start(seed_keys(plan.seeds), lessons.params)
         measured = []
         for begin, end in pairwise((0, *steps)):
@@ -124,7 +124,7 @@ def _run(plan: Plan, method: Method, rate: float) -> Table:
 
 
 @once
-def _student(plan: Plan, method: Method):
+def student(plan: Plan, method: Method):
     """Three compiled functions of all seeds: start, learn from some lessons, measure.
 
     They serve every stage and every learning rate, which is an argument.

@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell._batches import reshuffle
-from quell._loop import Carried, Monitor, RunKeys, compiled_loop, run_keys
+from quell._loop import Carried, Loop, Monitor, RunKeys, compiled_loop, run_keys
 from quell.estimators import monte_carlo
 from quell.experiments.config import Plan
 from quell.experiments.methods import Method, estimator
@@ -53,20 +53,9 @@ def train(
       monitor_every: steps from one evaluation of the monitors to the next.
     """
     problem, together = PROBLEMS[plan.model](), _side_by_side(plan.model)
-    make = monte_carlo() if method is None else estimator(problem, method, optax.adam(rate))
-    optimizer = optax.adam(plan.learning_rate)
     start = _start(plan.model, *((method.basis, method.hidden) if method else (None, ())))
-    loop = compiled_loop(
-        make(problem.objective),
-        optimizer,
-        reshuffle,
-        monitors or {},
-        num_data=problem.objective.num_data,
-        batch_size=plan.batch_size,
-        length=min(_CHUNK, max(stops)),
-        monitor_every=monitor_every,
-        seeds=together,
-    )
+    watched = tuple((monitors or {}).items())
+    loop = _loop(plan, method, min(_CHUNK, max(stops)), watched, monitor_every)
 
     def run(key):
         keys = run_keys(key)
@@ -75,7 +64,7 @@ def train(
         for stop in stops:
             while step < stop:
                 steps = min(loop.length, stop - step)
-                carried, table = loop.advance(keys, carried, problem.data, step, steps)
+                carried, table = loop.advance(rate, keys, carried, problem.data, step, steps)
                 tables.append(np.asarray(table)[..., :steps, :])
                 step += steps
             seen.append(jax.tree.map(jnp.copy, carried))  # the loop consumes what it is given
@@ -115,6 +104,37 @@ def _side_by_side(model: str) -> bool:
 def seed_keys(seeds: int) -> Key[Array, " seeds"]:
     """One key per seed; a seed's results do not depend on how many others there are."""
     return jax.vmap(jax.random.key)(jnp.arange(seeds))
+
+
+@once
+def _loop(
+    plan: Plan,
+    method: Method | None,
+    length: int,
+    monitors: tuple[tuple[str, Monitor], ...],
+    monitor_every: int,
+) -> Loop:
+    """The library's loop, compiled once for all learning rates: `advance` takes theirs first."""
+    problem, optimizer = PROBLEMS[plan.model](), optax.adam(plan.learning_rate)
+
+    def loop(rate) -> Loop:
+        make = monte_carlo() if method is None else estimator(problem, method, optax.adam(rate))
+        return compiled_loop(
+            make(problem.objective),
+            optimizer,
+            reshuffle,
+            dict(monitors),
+            num_data=problem.objective.num_data,
+            batch_size=plan.batch_size,
+            length=length,
+            monitor_every=monitor_every,
+            seeds=_side_by_side(plan.model),
+        )
+
+    def advance(rate, *args):
+        return loop(rate).advance(*args)
+
+    return loop(1.0)._replace(advance=jax.jit(advance, donate_argnums=2))
 
 
 @once

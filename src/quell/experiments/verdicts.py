@@ -90,6 +90,15 @@ def difference_interval(a: np.ndarray, b: np.ndarray) -> Interval:
     return Interval(float(a.mean() - b.mean()), float(interval.low), float(interval.high))
 
 
+def root(interval: Interval) -> Interval:
+    """The interval of a squared size as one of the size; negative where the estimate was.
+
+    >>> root(Interval(0.04, -0.01, 0.09))
+    Interval(effect=0.2, low=-0.1, high=0.3)
+    """
+    return Interval(*(float(np.sign(v) * np.sqrt(abs(v))) for v in interval))
+
+
 def positive(interval: Interval) -> bool | None:
     """Whether an effect is above zero."""
     return True if interval.low > 0 else (False if interval.high <= 0 else None)

@@ -57,6 +57,23 @@ def ratio_lines(panels: Sequence[Sequence[Panel]]) -> Any:
     return figure
 
 
+def order_lines(panels: Sequence[Sequence[Panel]]) -> Any:
+    """Two rows of panels against coefficient steps: biases, about zero, and what is left."""
+    columns = len(panels[0])
+    figure, axes = new_figure(2, columns, 2.6 * columns + 0.6, 5.0, sharex=True, sharey="row")
+    for row, line, level in zip(axes, panels, (0, 1)):
+        for axis, panel in zip(row, line):
+            axis.axhline(level, color=GREY, linewidth=1, zorder=1)
+            for series in panel.series:
+                _draw(axis, series, marker=True)
+            axis.set(xscale="log", title=panel.title)
+        row[0].set_ylabel(line[0].ylabel)
+    for axis in axes[-1]:
+        axis.set_xlabel("coefficient steps")
+    legend_below(figure, axes[0, 0], columns=2)
+    return figure
+
+
 def difference_lines(panels: Sequence[Panel]) -> Any:
     """Differences between traces against the iteration, with a band over seeds."""
     from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
