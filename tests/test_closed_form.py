@@ -15,7 +15,7 @@ from quell import bases, coefficients, criteria, estimators
 from quell._recommend import _ranked
 from quell.coefficients._cholesky import inverse_lower, solve
 from quell.contexts import adaptive, constant, distinct, random_features, standardised
-from quell.estimators._closed_form import noisy_leaves, paying_basis
+from quell.estimators._closed_form import paying_basis
 
 
 def positive_definite(size):
@@ -273,10 +273,20 @@ def test_the_leaves_that_carry_the_noise_are_chosen(key, regression):
             + 1e-4 * p["quiet"].sum() * e.sum()
         )
     )
-    chosen = noisy_leaves(
-        key, loud, params | {"quiet": jnp.zeros(50)}, data, estimators.monte_carlo()
-    )
+    params = params | {"quiet": jnp.zeros(50)}
+    chosen = estimators.noisy_leaves(key, loud, params, data)
     assert chosen == {"mean": True, "scale": chosen["scale"], "quiet": False}
+
+
+def test_a_transformation_cannot_measure_leaves_by_itself(regression):
+    objective, _, _ = regression
+    with pytest.raises(ValueError, match=r"leaves: .*noisy_leaves.*closed_form"):
+        quell.control_variate(
+            bases.linear(),
+            coefficients.running_average(),
+            noise=objective.noise,
+            leaves=quell.automatic,
+        )
 
 
 def test_the_basis_is_what_the_sampling_leaves_over():

@@ -12,6 +12,7 @@ import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from quell import _leaves
+from quell._automatic import Automatic
 from quell._errors import invalid
 from quell._features import Evidence, mean_features
 from quell._objective import batch_size
@@ -106,7 +107,8 @@ def control_variate(
         (`jax.ShapeDtypeStruct`) are enough unless a context map is fitted to them.
       key: for coefficients that are initialised at random.
       leaves: which leaves are controlled: None for all, a predicate on the path such as
-        `lambda path: path.endswith("mean")`, or a pytree of bools. The rest pass untouched.
+        `lambda path: path.endswith("mean")`, or a pytree of bools, such as
+        `estimators.noisy_leaves` measures. The rest pass untouched.
       order: `apply_then_learn`, or `learn_then_apply`, which is biased.
       points: whether to control the sub-sampling noise too, by h(y_b) − h̄ with h̄ the mean over
         the contexts given here, which must then be those of all the data.
@@ -125,6 +127,15 @@ def control_variate(
             expected="a key, since these coefficients are initialised at random",
             got="None",
             advice="Pass key=jax.random.key(seed).",
+        )
+
+    if isinstance(leaves, Automatic):
+        raise invalid(
+            "leaves",
+            expected="a choice of leaves, since a transformation has no objective to measure",
+            got="automatic",
+            advice="Pass leaves=quell.estimators.noisy_leaves(key, objective, params, data), or "
+            "use quell.estimators.closed_form, which measures by itself.",
         )
 
     point_features = coefficients.point_features if points else None

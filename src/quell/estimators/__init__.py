@@ -1,6 +1,7 @@
 """Ways to estimate the gradient of a doubly stochastic objective, under one protocol."""
 
 from quell.estimators._closed_form import closed_form as closed_form
+from quell.estimators._closed_form import noisy_leaves as noisy_leaves
 from quell.estimators._controlled import controlled as controlled
 from quell.estimators._ensemble import ensemble as ensemble
 from quell.estimators._joint import joint as joint
