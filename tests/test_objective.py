@@ -64,6 +64,17 @@ def test_per_example_gradients_average_to_the_gradient(x64, key, samples, shared
     assert max_error(first, rows(per_example, slice(0, 2))) < SAME64
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_few_rows_of_a_large_batch_are_the_same_rows(x64, key, shared):
+    objective, params, batch = problem(key)
+    large = jax.tree.map(lambda y: jnp.concatenate([y] * 7), batch)
+    noise = objective.sample_noise(key, 35, shared=shared)
+    expected = objective.value_gradient_and_rows(params, noise, large)
+    few = objective.value_gradient_and_rows(params, noise, large, rows=2)
+    assert max_error(few[:2], expected[:2]) < SAME64
+    assert max_error(few[2], rows(expected[2], slice(0, 2))) < SAME64
+
+
 def test_per_example_gradients_of_chosen_leaves_leave_the_rest_out(x64, key):
     objective, params, batch = problem(key)
     noise = objective.sample_noise(key, 5)

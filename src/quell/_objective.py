@@ -11,6 +11,8 @@ from quell import _leaves
 from quell._errors import invalid
 from quell.noise import Noise, shape_leaves
 
+_FEW = 16  # so many times fewer rows than the batch has are few
+
 
 class Objective(NamedTuple):
     """L(θ) = Σₙ E_ε[loss(θ, ε, yₙ)] + regulariser(θ), seen through mini-batches and draws.
@@ -89,17 +91,21 @@ class Objective(NamedTuple):
         leaves: _leaves.Leaves = None,
         rows: int | None = None,
     ) -> tuple[Float[Array, ""], PyTree[Array], PyTree[Array | None]]:
-        """`value_and_gradient` and `per_example_gradients` in one backward pass.
+        """`value_and_gradient` and `per_example_gradients`, in one backward pass unless R is small.
 
         The first R examples see copies of the chosen leaves, one each; the gradient of a copy is
         that of its example.
         """
         B = batch_size(batch)
         R = B if rows is None else min(rows, B)
+        if _FEW * R <= B:  # going through them twice is cheaper than taking the batch apart
+            front = self._front(noise, batch, R)
+            rows_alone = self.per_example_gradients(params, *front, leaves=leaves)
+            return *self.value_and_gradient(params, noise, batch), rows_alone
         flat, treedef = jax.tree.flatten(params)
         picks = _leaves.chosen(leaves, params)
         axes = treedef.unflatten([0 if pick else None for pick in picks])
-        front = jax.tree.map(lambda e: e[:, :R], noise), jax.tree.map(lambda y: y[:R], batch)
+        front = self._front(noise, batch, R)
         shared = jax.tree.leaves(noise)[0].shape[1] == 1
         rest = (
             noise if shared else jax.tree.map(lambda e: e[:, R:], noise),
@@ -124,6 +130,10 @@ class Objective(NamedTuple):
         gradient = [d + c.sum(0) if pick else d for d, c, pick in zip(direct, copied, picks)]
         per_example = [B * c if pick else None for c, pick in zip(copied, picks)]
         return total, treedef.unflatten(gradient), treedef.unflatten(per_example)
+
+    def _front(self, noise, batch, R: int) -> tuple[PyTree[Array], PyTree[Array]]:
+        """The draws and examples of the first R."""
+        return jax.tree.map(lambda e: e[:, :R], noise), jax.tree.map(lambda y: y[:R], batch)
 
     def _losses(self, params, noise, batch, params_axis: Any = None) -> Float[Array, "S B"]:
         """The loss of every draw of every example."""

@@ -3,7 +3,6 @@
 The first entry of every h is the constant 1.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +14,8 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from quell._errors import invalid
 from quell._objective import batch_size
+
+_MOST = 128  # features of one kind
 
 
 class Context(NamedTuple):
@@ -119,46 +120,63 @@ def standardised() -> Context:
 
 
 class RandomFeatures(NamedTuple):
-    """Random Fourier features of the standardised context.
+    """Products and random hinges of the standardised context.
 
     Attributes:
       scaling: mean and scale of the raw contexts.
-      frequencies: `[C, M]`.
-      phases: `[M]`.
+      left: directions of the first factors of the products, `[C, K]`.
+      right: directions of their second factors, `[C, K]`.
+      hinges: directions of the hinges, `[C, M]`.
+      offsets: where they bend, `[M]`.
     """
 
     scaling: Standardised
-    frequencies: Float[Array, "C M"]
-    phases: Float[Array, " M"]
+    left: Float[Array, "C K"]
+    right: Float[Array, "C K"]
+    hinges: Float[Array, "C M"]
+    offsets: Float[Array, " M"]
 
 
-def random_features(number: int | None = None, lengthscale: float | None = None) -> Context:
-    """h(y) = [1, z, √2 cos(Ωᵀz + b)], z the standardised context: smooth functions of it.
+def random_features(number: int | None = None) -> Context:
+    """h(y) = [1, z, zᵢzⱼ, max(Ωᵀz + b, 0)], z the standardised context: curved functions of it.
+
+    Products are taken of all pairs of columns where these are at most 128, otherwise of pairs with
+    a column of two values, such as a label: what differs between two classes is a product with
+    their indicator. Every hinge bends at one of the contexts of the data.
 
     Args:
-      number: how many cosines; by default from the data: twice as many as the kernel they stand
-        for has directions in a sample of the contexts, at most 128.
-      lengthscale: of the squared exponential kernel they stand for; by default the median
-        distance between contexts.
+      number: M, how many hinges; by default from the data: four times as many as a squared
+        exponential kernel, as wide as the median distance between contexts, has directions in a
+        sample of them, at most 128.
     """
 
     def init(key, context):
         rows = _rows(context)
         scaling = _standardise(rows)
         z = (rows - scaling.mean) * scaling.inverse_scale
-        length, rank = _kernel_scale(z, lengthscale)
-        M = rank if number is None else number
-        frequency_key, phase_key = jax.random.split(key)
+        i, j = _pairs(z)
+        M = _directions(z) if number is None else number
+        direction_key, row_key = jax.random.split(key)
+        hinges = jax.random.normal(direction_key, (z.shape[1], M))
+        hinges = hinges / jnp.linalg.norm(hinges, axis=0)
+        bends = jnp.asarray(z)[jax.random.randint(row_key, (M,), 0, len(z))]
+        columns = jnp.eye(z.shape[1])
         return RandomFeatures(
             scaling=jax.tree.map(jnp.asarray, scaling),
-            frequencies=jax.random.normal(frequency_key, (z.shape[1], M)) / length,
-            phases=jax.random.uniform(phase_key, (M,), maxval=2 * math.pi),
+            left=columns[:, i],
+            right=columns[:, j],
+            hinges=hinges,
+            offsets=-(bends * hinges.T).sum(1),
         )
 
     def apply(state: RandomFeatures, context):
         z = (as_matrix(context) - state.scaling.mean) * state.scaling.inverse_scale
-        cosines = math.sqrt(2) * jnp.cos(z @ state.frequencies + state.phases)
-        return _with_one(jnp.concatenate([z, cosines], axis=1))
+        K = state.left.shape[1]
+        # One product with all directions: a factor by itself is a column of z.
+        along = z @ jnp.concatenate([state.left, state.right, state.hinges], axis=1)
+        products = along[:, :K] * along[:, K : 2 * K]
+        hinged = jax.nn.relu(along[:, 2 * K :] + state.offsets)
+        return _with_one(jnp.concatenate([z, products, hinged], axis=1))
 
     return Context(init, apply)
 
@@ -270,14 +288,23 @@ def _standardise(rows: np.ndarray) -> Standardised:
     return Standardised(rows.mean(0), inverse.astype(rows.dtype))
 
 
-def _kernel_scale(z: np.ndarray, lengthscale: float | None) -> tuple[float, int]:
-    """Median distance between contexts, and the number of directions the kernel has in them."""
+def _pairs(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs of columns i ≤ j to multiply, `[K]` each; the square of two values says nothing."""
+    two_valued = np.array([len(np.unique(column)) <= 2 for column in z.T], bool)
+    i, j = np.triu_indices(z.shape[1])
+    useful = ~((i == j) & two_valued[i])
+    if useful.sum() > _MOST:
+        useful &= two_valued[i] | two_valued[j]
+    if useful.sum() > _MOST:
+        useful[:] = False
+    return i[useful], j[useful]
+
+
+def _directions(z: np.ndarray) -> int:
+    """Four times the number of directions that a kernel has in the contexts, within bounds."""
     rows = z[:: max(1, len(z) // 512)][:512]
     square = np.maximum((rows**2).sum(1)[:, None] + (rows**2).sum(1)[None] - 2 * rows @ rows.T, 0)
     apart = square[square > 1e-6 * max(square.max(), 1e-12)]
-    median = float(np.sqrt(np.median(apart))) if apart.size else 1.0
-    length = median if lengthscale is None else lengthscale
-    kernel = np.exp(-square / (2 * length**2))
-    spectrum = np.linalg.eigvalsh(kernel)
-    rank = int((spectrum > 1e-3 * spectrum[-1]).sum())
-    return length, int(np.clip(2 * rank, 8, 128))
+    width = float(np.median(apart)) if apart.size else 1.0
+    spectrum = np.linalg.eigvalsh(np.exp(-square / (2 * width)))
+    return int(np.clip(4 * (spectrum > 1e-3 * spectrum[-1]).sum(), 8, _MOST))

@@ -172,9 +172,10 @@ def least_squares(
         return phi @ state.theta[: phi.shape[-1]]
 
     def learn(state, criterion, evidence):
+        evidence = first_rows(criterion, evidence, rows)
         h = context_features(state, evidence.context, evidence.w.shape[0])
         x, g = regressors(criterion, evidence, h, intercept(state, evidence.context))
-        block = _add(state.block, x[:rows], g[:rows], evidence.finite)
+        block = _add(state.block, x, g, evidence.finite)
         step = state.step + evidence.finite
         period = jnp.where(step <= 16 * every, every, _SLOWER * every)
         full = evidence.finite & (step % period == 0)
@@ -222,6 +223,18 @@ def _mean(points: Context, fitted: PyTree[Array], y: PyTree[Array]) -> Float[Arr
     if points.moving or not known:
         return jnp.zeros(shape.shape[1], shape.dtype)
     return mean_over(lambda y: points.apply(fitted, y), y)
+
+
+def first_rows(criterion: Criterion, evidence: Evidence, rows: int) -> Evidence:
+    """The evidence of the examples to learn from, where gradients of examples are learned from."""
+    if not criterion.per_example or evidence.rows is None:
+        return evidence
+    R = min(rows, evidence.rows.shape[0])
+    return evidence._replace(
+        w=evidence.w[:R],
+        context=jax.tree.map(lambda y: y[:R], evidence.context),
+        rows=evidence.rows[:R],
+    )
 
 
 def regressors(
