@@ -12,7 +12,7 @@ from quell.experiments.verdicts import mean_interval, root
 from quell.plotting import reproduction as plot
 
 NAMES = {"logistic": "logistic regression on titanic", "deep-gp": "deep GP on airfoil"}
-METRICS = {"norm": "Var‖G̃‖ / Var‖Ĝ‖", "draws": "trace left, draws"}
+METRICS = {"norm": "Var‖G̃‖ / Var‖Ĝ‖", "draws": "left of the draws’ trace"}
 SHORT = {
     "squared_difference": "squared difference",
     "gradient_sum": "gradient sum",
@@ -74,8 +74,10 @@ def _static(results: Results):
                     )
                     caption = (
                         f"Static: {NAMES[model]}, {basis} variate, {SHORT[criterion]}, coefficient "
-                        f"learning rate {rate:g}. Model frozen early, mid, late; lower is better; "
-                        "bands are 95 % intervals over seeds."
+                        f"learning rate {rate:g}; one line per network. What is left of the "
+                        "variance, by the paper’s measure (above) and by the draws’ part of the "
+                        "trace (below); lower is better, 1 is no reduction. Bands are 95 % "
+                        "intervals over seeds."
                     )
                     name = f"static-{model}-{basis}-{criterion}-{rate:g}"
                     yield name, caption, main, plot.ratio_lines(panels)
@@ -83,7 +85,8 @@ def _static(results: Results):
         if parts is not None:
             caption = (
                 f"Static, late: {NAMES[model]}. What is left of the total variance, split into "
-                "draws and points; these variates can only reduce the draws."
+                "draws and points (these variates can only reduce the draws), and what is left by "
+                "the paper’s measure."
             )
             yield f"parts-{model}", caption, True, parts
 
@@ -133,7 +136,7 @@ def _series(label, x, values, colour, dashed=False) -> plot.Series:
 
 def _parts(results: Results, model: str):
     static, rate = results.plans[model].static, results.plans[model].main_learning_rate
-    names, draws, points = ["plain"], [], []
+    names, draws, points, norm = ["plain"], [], [], [1.0]
     for network in ("none", AMORTISED):
         for criterion in static.criteria:
             try:
@@ -159,9 +162,10 @@ def _parts(results: Results, model: str):
             names.append(f"{kind}, {SHORT[criterion]}")
             draws.append((table["controlled_draws"][rows] / total).mean())
             points.append((table["controlled_points"][rows] / total).mean())
+            norm.append((table["controlled_norm"] / table["plain_norm"])[rows].mean())
     if not draws:
         return None
-    return plot.stacked_parts(names, draws, points, NAMES[model])
+    return plot.stacked_parts(names, draws, points, norm, NAMES[model])
 
 
 def _dynamic(results: Results):
@@ -175,8 +179,10 @@ def _dynamic(results: Results):
                 main = (criterion, rate) == ("squared_difference", plan.main_learning_rate)
                 caption = (
                     f"Dynamic: {NAMES[model]}, {SHORT[criterion]}, coefficient learning rate "
-                    f"{rate:g}. Variance left at three points of joint training, network "
-                    "[128, 128, 128]; the vertical line is no reduction."
+                    f"{rate:g}. What is left of the variance at three points of joint training, "
+                    "by the paper’s measure (above) and by the draws’ part of the trace (below); "
+                    "network [128, 128, 128]. The vertical line is no reduction; hollow marks are "
+                    "the paper’s order."
                 )
                 name = f"dynamic-{model}-{criterion}-{rate:g}"
                 yield name, caption, main, plot.ratio_dots(panels)

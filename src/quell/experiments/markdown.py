@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from quell.experiments.report import Picture
+from quell.experiments.report import JUDGED, WORDS, Picture
 from quell.experiments.results import Results
 from quell.experiments.run import readable
 from quell.experiments.tables import MODELS, order_rows, order_sentence, shown, timing_rows
-from quell.experiments.verdicts import Claim, verdict
+from quell.experiments.verdicts import Claim, explained, verdict
 
 
 def page(
@@ -18,36 +18,45 @@ def page(
     lines = [
         "# The paper, reproduced",
         "",
-        f"Made by `{command}`. Seeds: {seeds}. The units took {readable(seconds)} of work, two at "
-        "a time. What is run is written down in `src/quell/experiments/config.py`.",
+        f"Made by `{command}`, which writes this page anew. Seeds: {seeds}. The units took "
+        f"{readable(seconds)} of work, two at a time. What is run is written down in "
+        "`src/quell/experiments/config.py`.",
+        "",
+        "## Words",
+        "",
+        *(f"- **{word}**: {meaning}" for word, meaning in WORDS),
         "",
         "## Claims",
         "",
-        "“Left” is the variance with the control variate over that without. It is judged by "
-        "the part of the covariance's trace that is due to the draws; the paper's own measure, the "
-        "variance of the gradient's norm, stands beside it. Intervals are 95 % over seeds (claim "
-        "9: over repetitions). A claim holds when every part does; brackets are not judged.",
+        JUDGED,
+        "",
+        "| | claim | verdict |",
+        "| --- | --- | --- |",
+        *(f"| {c.id} | {c.text} | {verdict(c.holds) if c.parts else 'not run'} |" for c in claims),
         "",
     ]
     for claim in claims:
         lines += _claim(claim)
     lines += ["## Figures", ""]
     for picture in pictures:
-        if picture.main:
-            lines += [f"![{picture.name}](figures/{picture.name}.png)", "", picture.caption, ""]
-    lines += _orders(results)
+        if picture.main and not picture.name.startswith("orders"):
+            lines += _figure(picture)
+    lines += _orders(results, pictures)
     lines += _table_one(results)
     return "\n".join(lines)
+
+
+def _figure(picture: Picture) -> list[str]:
+    return [f"![{picture.name}](figures/{picture.name}.png)", "", picture.caption, ""]
 
 
 def _claim(claim: Claim) -> list[str]:
     if not claim.parts:
         return [f"### {claim.id}. {claim.text}", "", "Not run.", ""]
-    why = claim.why if claim.holds is not True else ""
     lines = [
         f"### {claim.id}. {claim.text}",
         "",
-        f"**{verdict(claim.holds).capitalize()}.** {why}".rstrip(),
+        f"**{verdict(claim.holds).capitalize()}.** {explained(claim)}".rstrip(),
         f"Effect: {claim.effect}.",
         "",
         "| model | part | effect | by the paper's measure | verdict |",
@@ -62,7 +71,7 @@ def _claim(claim: Claim) -> list[str]:
     return [*lines, ""]
 
 
-def _orders(results: Results) -> list[str]:
+def _orders(results: Results, pictures: Sequence[Picture]) -> list[str]:
     rows = order_rows(results)
     if not rows:
         return []
@@ -79,7 +88,11 @@ def _orders(results: Results) -> list[str]:
         cells = (MODELS[row.model], row.variate, str(row.coefficient_steps))
         cells = (*cells, *row.papers.cells, *row.unbiased.cells)
         lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, ""]
+    lines += [""]
+    for picture in pictures:
+        if picture.main and picture.name.startswith("orders"):
+            lines += _figure(picture)
+    return lines
 
 
 def _table_one(results: Results) -> list[str]:

@@ -8,7 +8,44 @@ from typing import NamedTuple
 from quell.experiments.results import Results
 from quell.experiments.run import readable
 from quell.experiments.tables import MODELS, order_rows, order_sentence, shown, timing_rows
-from quell.experiments.verdicts import Claim, Part, verdict
+from quell.experiments.verdicts import Claim, Part, explained, verdict
+
+WORDS = (
+    (
+        "draws, points",
+        "the two sources of a gradient’s noise: the Monte Carlo noise ε, and the "
+        "choice of the mini-batch. The variates here can only reduce the first.",
+    ),
+    (
+        "left",
+        "the variance with a control variate over that without, on the same samples: 1 is no "
+        "reduction. Effects are differences of such shares: 0.10 is a tenth of the plain variance.",
+    ),
+    (
+        "amortised, context-free",
+        "coefficients that a recognition network makes from each data "
+        "point, and one set of coefficients for all of them.",
+    ),
+    (
+        "squared difference, gradient sum, partial gradients",
+        "the paper’s three criteria that "
+        "coefficients are learned by; the last needs every example’s own gradient.",
+    ),
+    (
+        "static, dynamic",
+        "coefficients learn while the model stands still, frozen after some steps; "
+        "or both learn together.",
+    ),
+    ("coefficient steps", "how many steps of Adam the coefficients have taken."),
+    ("NELBO", "the negative evidence lower bound on all the data, which is minimised, in nats."),
+)
+JUDGED = (
+    "Each effect has its 95 % interval over seeds (claim 9: over repetitions). Variances are "
+    "judged by the part of the covariance’s trace that is due to the draws; the paper’s own "
+    "measure, the variance of the gradient’s norm, stands beside it. A claim holds when every part "
+    "lies on its side by the whole interval, and is undecided when an interval allows both "
+    "answers. Parts in brackets are shown, not judged."
+)
 
 
 class Picture(NamedTuple):
@@ -31,9 +68,11 @@ def page(
     results: Results, claims: Sequence[Claim], pictures: Sequence[Picture], command: str
 ) -> str:
     """The whole page."""
-    main = "".join(_figure(picture) for picture in pictures if picture.main)
+    shown_first = [p for p in pictures if p.main and not p.name.startswith("orders")]
+    main = "".join(_figure(picture) for picture in shown_first)
     more = [picture for picture in pictures if not picture.main]
     supplement = "".join(_figure(picture) for picture in more)
+    words = "".join(f"<dt>{word}</dt><dd>{meaning}</dd>\n" for word, meaning in WORDS)
     held = sum(claim.holds is True for claim in claims)
     judged = sum(bool(claim.parts) for claim in claims)
     seconds = sum(record.seconds for record in results.records)
@@ -58,16 +97,15 @@ def page(
 <p class="lead">{held} of {judged} claims that were tested hold.
 {html.escape(_sentence(seeds))}. The units took {readable(seconds)} of work, two at a
 time.</p>
+<details class="words"><summary>The words on this page</summary><dl>
+{words}</dl></details>
 <h2>Claims</h2>
-<p>Each effect is shown with its 95 % interval over seeds. “Left” is the variance with the control
-variate over the variance without; it is judged by the part of the covariance’s trace that is due to
-the draws, and the paper’s own measure, the variance of the gradient’s norm, stands beside it. A
-claim holds when every interval of its parts lies on the claim’s side.</p>
+<p>{JUDGED} Those that differ from the paper are open.</p>
 {claim_list}
 <h2>Figures</h2>
 {main}
 {folded}
-{_orders(results)}
+{_orders(results, pictures)}
 {_table_one(results)}
 <h2>How this was made</h2>
 <p><code>{html.escape(command)}</code></p>
@@ -83,26 +121,27 @@ def _sentence(text: str) -> str:
 
 
 def _claim(claim: Claim) -> str:
-    if not claim.parts:
-        return (
-            f'<section class="claim"><h3>{claim.id}. {html.escape(claim.text)}</h3>'
-            '<p class="badge unknown">not run</p></section>'
-        )
     kind = {True: "yes", False: "no", None: "unknown"}[claim.holds]
-    why = f"<p>{html.escape(claim.why)}</p>" if claim.why and claim.holds is not True else ""
+    mark = verdict(claim.holds) if claim.parts else "not run"
+    head = (
+        f'<summary><span class="text"><b>{claim.id}.</b> {html.escape(claim.text)}</span>'
+        f'<span class="badge {kind}">{mark}</span></summary>'
+    )
+    if not claim.parts:
+        return f'<details class="claim">{head}</details>\n'
+    why = f"<p>{html.escape(explained(claim))}</p>" if explained(claim) else ""
     has_paper = any(part.paper is not None for part in claim.parts)
     rows = "".join(_part(part, has_paper) for part in claim.parts)
     rows += "".join(_part(part, has_paper, judged=False) for part in claim.also)
-    paper = "<th>paper’s measure</th>" if has_paper else ""
-    return f"""<section class="claim">
-<h3>{claim.id}. {html.escape(claim.text)}</h3>
-<p class="badge {kind}">{verdict(claim.holds)}</p>
-<p class="effect">Effect: {html.escape(claim.effect)}.</p>
+    paper = "<th>by the paper’s measure</th>" if has_paper else ""
+    return f"""<details class="claim"{"" if claim.holds else " open"}>{head}
 {why}
+<p class="effect">Effect: {html.escape(claim.effect)}.</p>
 <div class="scroll"><table class="parts">
-<tr class="head"><th>model</th><th>part</th><th>effect, 95 % interval</th>{paper}<th></th></tr>
+<tr class="head"><th>model</th><th>part</th><th>effect, 95 % interval</th>{paper}
+<th>verdict</th></tr>
 {rows}</table></div>
-</section>
+</details>
 """
 
 
@@ -110,10 +149,11 @@ def _part(part: Part, has_paper: bool, judged: bool = True) -> str:
     paper = ""
     if has_paper:
         number = shown(part.paper) if part.paper else ""
-        paper = f'<td data-label="paper’s measure">{number}</td>'
+        paper = f'<td data-label="by the paper’s measure">{number}</td>'
     mark = verdict(part.holds) if judged else f"({verdict(part.holds)})"
     return (
-        f"<tr><td>{MODELS[part.model]}</td><td>{html.escape(part.name)}</td>"
+        f'<tr><td class="model">{MODELS[part.model]}</td>'
+        f'<td class="name">{html.escape(part.name)}</td>'
         f'<td data-label="effect">{shown(part.interval)}</td>{paper}<td>{mark}</td></tr>\n'
     )
 
@@ -128,7 +168,7 @@ def _figure(picture: Picture) -> str:
     )
 
 
-def _orders(results: Results) -> str:
+def _orders(results: Results, pictures: Sequence[Picture]) -> str:
     rows = order_rows(results)
     if not rows:
         return ""
@@ -138,6 +178,8 @@ def _orders(results: Results) -> str:
         + "</tr>\n"
         for row in rows
     )
+    shown_here = [p for p in pictures if p.main and p.name.startswith("orders")]
+    drawn = "".join(_figure(picture) for picture in shown_here)
     half = "<th>bias ÷ gradient</th><th>z</th><th>left</th>"
     return f"""<h2 id="orders">The order of learning and applying</h2>
 <p>{html.escape(order_sentence(rows))}</p>
@@ -146,7 +188,9 @@ def _orders(results: Results) -> str:
 <th colspan="3">learn, then apply: the paper’s</th><th colspan="3">apply, then learn</th></tr>
 <tr>{half}{half}</tr>
 {body}</table></div>
-"""
+<p>Bias ÷ gradient: the norm of the bias over that of the gradient, with its 95 % interval; negative
+where chance explains more than was seen. Squared difference, the model frozen late.</p>
+{drawn}"""
 
 
 def _table_one(results: Results) -> str:
@@ -177,14 +221,19 @@ the compiled loop is how <code>quell.fit</code> trains.</p>
 
 _STYLE = """
 body { margin: 0; background: #fff; color: #1a1a1a; font: 16px/1.55 system-ui, sans-serif; }
-main { max-width: 60rem; margin: 0 auto; padding: 1rem; }
+main { max-width: 64rem; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.6rem; line-height: 1.25; }
 h2 { margin-top: 2.5rem; border-bottom: 1px solid #ddd; padding-bottom: .2rem; }
 h3 { font-size: 1.05rem; margin: 0 0 .3rem; }
 .lead { font-size: 1.1rem; }
-.claim { border: 1px solid #ddd; border-radius: .4rem; padding: .8rem 1rem; margin: .8rem 0; }
+.claim { border: 1px solid #ddd; border-radius: .4rem; padding: 0 1rem; margin: .5rem 0; }
+.claim[open] { padding-bottom: .8rem; }
 .claim p { margin: .3rem 0; }
-.badge { display: inline-block; padding: 0 .6rem; border-radius: 1rem; font-weight: 600; }
+.claim summary { display: flex; gap: 1rem; justify-content: space-between; align-items: baseline;
+  font-weight: 400; }
+.badge { padding: 0 .6rem; border-radius: 1rem; font-weight: 600; white-space: nowrap; }
+.words dt { font-weight: 600; margin-top: .5rem; }
+.words dd { margin: 0; }
 .yes { background: #d7efe5; color: #00513a; }
 .no { background: #fbe0d0; color: #7a2f00; }
 .unknown { background: #e8e8e8; color: #333; }
@@ -192,6 +241,7 @@ h3 { font-size: 1.05rem; margin: 0 0 .3rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .2rem .9rem .2rem 0; white-space: nowrap; }
+td.name { white-space: normal; }
 th { color: #555; font-weight: 600; border-bottom: 1px solid #ddd; }
 figure { margin: 1.5rem 0; }
 figure img { max-width: max(100%, 34rem); height: auto; display: block; }
@@ -201,6 +251,8 @@ figcaption { color: #444; font-size: .92rem; }
   .parts tr { display: block; padding: .3rem 0; border-top: 1px solid #ddd; }
   .parts tr.head { display: none; }
   .parts td { display: block; white-space: normal; padding: 0; }
+  .parts td.model, .parts td.name { display: inline; font-weight: 600; }
+  .parts td.model::after { content: ", "; }
   .parts td:empty { display: none; }
   .parts td[data-label]::before { content: attr(data-label) ": "; color: #555; }
 }

@@ -99,9 +99,17 @@ def root(interval: Interval) -> Interval:
     return Interval(*(float(np.sign(v) * np.sqrt(abs(v))) for v in interval))
 
 
-def positive(interval: Interval) -> bool | None:
-    """Whether an effect is above zero."""
-    return True if interval.low > 0 else (False if interval.high <= 0 else None)
+def above(bound: float) -> Callable[[Interval], bool | None]:
+    """Whether an effect lies above a bound."""
+
+    def decide(interval: Interval) -> bool | None:
+        return True if interval.low > bound else (False if interval.high <= bound else None)
+
+    return decide
+
+
+positive = above(0.0)
+"""Whether an effect is above zero."""
 
 
 def within(low: float, high: float) -> Callable[[Interval], bool | None]:
@@ -130,6 +138,17 @@ def verdict(holds: bool | None) -> str:
     return {True: "holds", False: "does not hold here", None: "undecided"}[holds]
 
 
+def explained(claim: Claim) -> str:
+    """Where we differ, why; where the seeds do not decide, which part it is."""
+    if claim.holds is True or not claim.parts:
+        return ""
+    if claim.holds is False:
+        return claim.why
+    open_parts = [f"{p.name} ({p.model})" for p in claim.parts if p.holds is None]
+    listed = ", ".join(open_parts)
+    return f"The seeds do not decide {listed}: the interval allows both answers. {claim.why}"
+
+
 def as_json(claim: Claim) -> dict[str, Any]:
     """For summary.json: the numbers of the part that decides, and all parts."""
     weakest = claim.weakest
@@ -140,6 +159,7 @@ def as_json(claim: Claim) -> dict[str, Any]:
         "measure": claim.effect,
         "holds": claim.holds,
         "verdict": "not run" if weakest is None else verdict(claim.holds),
+        "why": explained(claim),
         **{name: _number(value) for name, value in numbers._asdict().items()},
         "parts": [_part_json(part) for part in claim.parts],
         "also": [_part_json(part) for part in claim.also],

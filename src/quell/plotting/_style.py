@@ -1,7 +1,9 @@
 """How figures look, and how they become bytes."""
 
 import io
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
 
 # Colours that stay apart for colour-blind readers (Okabe and Ito), the pale yellow left out.
 COLOURS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
@@ -22,15 +24,28 @@ _RC: Any = {
 }
 
 
+F = TypeVar("F", bound=Callable)
+
+
+def styled(draw: F) -> F:
+    """A function that draws, with all of its sizes and lines in one style."""
+
+    @wraps(draw)
+    def drawn(*args, **options):
+        from matplotlib import rc_context
+
+        with rc_context(_RC):
+            return draw(*args, **options)
+
+    return drawn  # pyright: ignore[reportReturnType]
+
+
 def new_figure(rows: int, columns: int, width: float, height: float, **options: Any) -> Any:
     """A figure and its axes `[rows, columns]`; `options` are those of `Figure.subplots`."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context(_RC):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False, **options)
-    return figure, axes
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
 def legend_below(figure: Any, axes: Any, columns: int) -> None:
@@ -39,12 +54,10 @@ def legend_below(figure: Any, axes: Any, columns: int) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
+@styled
 def rendered(figure: Any, kind: str) -> bytes:
     """The figure as the bytes of a "png", "pdf" or "svg" file, the same every time."""
-    from matplotlib import rc_context
-
     stamp = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
     buffer = io.BytesIO()
-    with rc_context(_RC):
-        figure.savefig(buffer, format=kind, dpi=150, metadata=stamp[kind])
+    figure.savefig(buffer, format=kind, dpi=150, metadata=stamp[kind])
     return buffer.getvalue()

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from quell.plotting._style import COLOURS, GREY, MARKERS, legend_below, new_figure
+from quell.plotting._style import COLOURS, GREY, MARKERS, legend_below, new_figure, styled
 
 
 class Series(NamedTuple):
@@ -36,6 +36,7 @@ class Panel(NamedTuple):
     series: Sequence[Series]
 
 
+@styled
 def ratio_lines(panels: Sequence[Sequence[Panel]]) -> Any:
     """What is left of the variance against coefficient steps: rows of panels, both axes log."""
     rows, columns = len(panels), len(panels[0])
@@ -47,16 +48,18 @@ def ratio_lines(panels: Sequence[Sequence[Panel]]) -> Any:
             axis.axhline(1, color=GREY, linewidth=1, zorder=1)
             for series in panel.series:
                 _draw(axis, series, marker=True)
-            axis.set(xscale="log", yscale="log", title=panel.title)
+            axis.set(xscale="log", yscale="log")
         shown = [v for panel in line for s in panel.series for v in (*s.low, *s.high)]
         _plain_ticks(row[0], shown)
         row[0].set_ylabel(line[0].ylabel)
+    _name_columns(axes, panels)
     for axis in axes[-1]:
         axis.set_xlabel("coefficient steps")
     legend_below(figure, axes[0, 0], columns=5 if columns > 2 else 3)
     return figure
 
 
+@styled
 def order_lines(panels: Sequence[Sequence[Panel]]) -> Any:
     """Two rows of panels against coefficient steps: biases, about zero, and what is left."""
     columns = len(panels[0])
@@ -66,14 +69,16 @@ def order_lines(panels: Sequence[Sequence[Panel]]) -> Any:
             axis.axhline(level, color=GREY, linewidth=1, zorder=1)
             for series in panel.series:
                 _draw(axis, series, marker=True)
-            axis.set(xscale="log", title=panel.title)
+            axis.set(xscale="log")
         row[0].set_ylabel(line[0].ylabel)
+    _name_columns(axes, panels)
     for axis in axes[-1]:
         axis.set_xlabel("coefficient steps")
     legend_below(figure, axes[0, 0], columns=2)
     return figure
 
 
+@styled
 def difference_lines(panels: Sequence[Panel]) -> Any:
     """Differences between traces against the iteration, with a band over seeds."""
     from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
@@ -98,6 +103,7 @@ def difference_lines(panels: Sequence[Panel]) -> Any:
     return figure
 
 
+@styled
 def ratio_dots(panels: Sequence[Sequence[Panel]]) -> Any:
     """What is left of the variance, a row of dots per method; the vertical line is no reduction.
 
@@ -115,24 +121,36 @@ def ratio_dots(panels: Sequence[Sequence[Panel]]) -> Any:
                 axis.plot([s.low[0], s.high[0]], [i, i], color=colour, linewidth=1.5)
                 face = "white" if s.dashed else colour
                 axis.plot(s.mean[0], i, MARKERS[s.colour], color=colour, mfc=face, markersize=5)
-            axis.set(title=panel.title, yticks=range(len(names)), yticklabels=names)
+            axis.set(yticks=range(len(names)), yticklabels=names, xlabel=panel.ylabel)
             axis.set_ylim(len(names) - 0.5, -0.5)
-            axis.set_xlabel(panel.ylabel)
+    _name_columns(axes, panels)
     return figure
 
 
+@styled
 def stacked_parts(
-    names: Sequence[str], draws: Sequence[float], points: Sequence[float], title: str
+    names: Sequence[str],
+    draws: Sequence[float],
+    points: Sequence[float],
+    norm: Sequence[float],
+    title: str,
 ) -> Any:
-    """Draws and points, as shares of the plain estimator's total variance, one bar per method."""
-    figure, axes = new_figure(1, 1, 6.6, 0.9 + 0.32 * len(names))
+    """Draws and points as shares of the plain total, one bar per method, and the paper's measure.
+
+    Args:
+      names: what each bar is called.
+      draws, points: the two parts of the trace, over the plain estimator's trace.
+      norm: the variance of the norm, over the plain estimator's.
+    """
+    figure, axes = new_figure(1, 1, 6.6, 1.0 + 0.32 * len(names))
     axis = axes[0, 0]
     where = range(len(names))
-    axis.barh(where, points, color=COLOURS[6], label="points")
-    axis.barh(where, draws, left=points, color=COLOURS[1], label="draws")
-    axis.set(yticks=where, yticklabels=names, xlabel="share of the plain total", title=title)
+    axis.barh(where, points, color=COLOURS[6], label="trace: points")
+    axis.barh(where, draws, left=points, color=COLOURS[1], label="trace: draws")
+    axis.plot(norm, where, "D", color=COLOURS[0], mfc="white", label="paper’s measure: Var‖G̃‖")
+    axis.set(yticks=where, yticklabels=names, xlabel="share of the plain estimator’s", title=title)
     axis.set_ylim(len(names) - 0.5, -0.5)
-    legend_below(figure, axis, columns=2)
+    legend_below(figure, axis, columns=3)
     return figure
 
 
@@ -157,6 +175,7 @@ class Illustrated(NamedTuple):
     left: tuple[float, float]
 
 
+@styled
 def illustration(points: Sequence[Illustrated]) -> Any:
     """Gradients and variates against the noise; beside them the estimators' distributions."""
     figure, axes = new_figure(1, 2, 7.6, 3.7, sharey=True, gridspec_kw={"width_ratios": (1.7, 1)})
@@ -197,6 +216,12 @@ def illustration(points: Sequence[Illustrated]) -> Any:
     densities.set_title("outline: plain; pale: common; full: own", fontsize=8)
     legend_below(figure, curves, columns=3)
     return figure
+
+
+def _name_columns(axes: Any, panels: Sequence[Sequence[Panel]]) -> None:
+    """Titles over the first row, which hold for all rows."""
+    for axis, panel in zip(axes[0], panels[0]):
+        axis.set_title(panel.title)
 
 
 def _draw(axis: Any, series: Series, marker: bool) -> None:
