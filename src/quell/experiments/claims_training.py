@@ -101,7 +101,7 @@ def overhead(r: Results) -> Claim:
         9,
         "The amortised step takes about 25 % longer than the context-free one.",
         "extra time as a share of the context-free step (0.25 is 25 %), median over repetitions; "
-        f"about 25 % is {OVERHEAD[0]:.0%} to {OVERHEAD[1]:.0%}",
+        f"about 25 % is {100 * OVERHEAD[0]:.0f} to {100 * OVERHEAD[1]:.0f} %",
         collect(r, part("step by step", "dispatched")),
         collect(r, part("in a compiled loop", "loop")),
         why="In the paper's stack the time of a step goes to starting operations, which hides the "

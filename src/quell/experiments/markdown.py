@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from quell.experiments.report import JUDGED, WORDS, Picture
 from quell.experiments.results import Results
 from quell.experiments.run import readable
-from quell.experiments.tables import MODELS, order_rows, order_sentence, shown, timing_rows
-from quell.experiments.verdicts import Claim, explained, verdict
+from quell.experiments.tables import order_rows, order_sentence, shown, timing_rows
+from quell.experiments.verdicts import MODELS, Claim, explained, verdict
 
 
 def page(

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from quell.experiments.results import Results
 from quell.experiments.run import readable
-from quell.experiments.tables import MODELS, order_rows, order_sentence, shown, timing_rows
-from quell.experiments.verdicts import Claim, Part, explained, verdict
+from quell.experiments.tables import order_rows, order_sentence, shown, timing_rows
+from quell.experiments.verdicts import MODELS, Claim, Part, explained, verdict
 
 WORDS = (
     (
@@ -100,7 +100,8 @@ time.</p>
 <details class="words"><summary>The words on this page</summary><dl>
 {words}</dl></details>
 <h2>Claims</h2>
-<p>{JUDGED} Those that differ from the paper are open.</p>
+<p>{JUDGED} Beside each claim stands the effect of its weakest part; claims
+that differ from the paper are open.</p>
 {claim_list}
 <h2>Figures</h2>
 {main}
@@ -123,8 +124,10 @@ def _sentence(text: str) -> str:
 def _claim(claim: Claim) -> str:
     kind = {True: "yes", False: "no", None: "unknown"}[claim.holds]
     mark = verdict(claim.holds) if claim.parts else "not run"
+    number = shown(claim.weakest.interval) if claim.weakest else ""
     head = (
         f'<summary><span class="text"><b>{claim.id}.</b> {html.escape(claim.text)}</span>'
+        f'<span class="number">{number}</span>'
         f'<span class="badge {kind}">{mark}</span></summary>'
     )
     if not claim.parts:
@@ -229,8 +232,12 @@ h3 { font-size: 1.05rem; margin: 0 0 .3rem; }
 .claim { border: 1px solid #ddd; border-radius: .4rem; padding: 0 1rem; margin: .5rem 0; }
 .claim[open] { padding-bottom: .8rem; }
 .claim p { margin: .3rem 0; }
-.claim summary { display: flex; gap: 1rem; justify-content: space-between; align-items: baseline;
+.claim summary { display: flex; flex-wrap: wrap; gap: 0 1rem; align-items: baseline;
   font-weight: 400; }
+.claim .text { flex: 1 1 17rem; }
+.claim .text::before { content: "▸ "; color: #555; }
+.claim[open] .text::before { content: "▾ "; }
+.number { color: #444; font-size: .92rem; font-variant-numeric: tabular-nums; }
 .badge { padding: 0 .6rem; border-radius: 1rem; font-weight: 600; white-space: nowrap; }
 .words dt { font-weight: 600; margin-top: .5rem; }
 .words dd { margin: 0; }

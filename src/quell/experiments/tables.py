@@ -6,9 +6,8 @@ import numpy as np
 
 from quell.experiments.methods import network_name
 from quell.experiments.results import PAPERS, UNBIASED, NotRunError, Results
-from quell.experiments.verdicts import Interval, mean_interval, root
+from quell.experiments.verdicts import MODELS, Interval, mean_interval, root
 
-MODELS = {"logistic": "logistic regression", "deep-gp": "deep GP", "both": "both models"}
 VARIANTS = (
     ("plain", "none", "Plain, one draw"),
     ("amortised", "squared_difference", "Squared diff., amortised"),

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
+MODELS = {"logistic": "logistic regression", "deep-gp": "deep GP", "both": "both models"}
+
 
 class Interval(NamedTuple):
     """A mean and its 95 % interval."""
@@ -144,9 +146,11 @@ def explained(claim: Claim) -> str:
         return ""
     if claim.holds is False:
         return claim.why
-    open_parts = [f"{p.name} ({p.model})" for p in claim.parts if p.holds is None]
-    listed = ", ".join(open_parts)
-    return f"The seeds do not decide {listed}: the interval allows both answers. {claim.why}"
+    undecided = [f"{p.name} ({MODELS[p.model]})" for p in claim.parts if p.holds is None]
+    return (
+        f"The seeds do not decide {', '.join(undecided)}: the interval allows both answers. "
+        f"{claim.why}"
+    )
 
 
 def as_json(claim: Claim) -> dict[str, Any]:
