@@ -44,7 +44,7 @@ def units(plan: Plan) -> list[Unit]:
         "criteria": plan.table_one.criteria,
         "networks": plan.table_one.networks,
     }
-    step = {"logistic": 2e3, "deep-gp": 2e4}[plan.model]
+    step = {"logistic": 2e3, "deep-gp": 1e4}[plan.model]
     weight = step * plan.table_one.repetitions * (plan.table_one.runs + _LOOP)
     return [Unit("table-1", setting, lambda: _run(plan), weight, alone=True)]
 

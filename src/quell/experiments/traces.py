@@ -39,7 +39,7 @@ def _unit(plan: Plan, method: Method) -> Unit:
         "nelbo_every": traces.nelbo_every,
     }
     step = cost(plan.model, method.basis, method.criterion, method.hidden)
-    bound = {"logistic": 100, "deep-gp": 30_000}[plan.model] / traces.nelbo_every
+    bound = {"logistic": 100, "deep-gp": 6_000}[plan.model] / traces.nelbo_every
     weight = plan.seeds * traces.num_steps * (step + bound)
     return Unit("traces", setting, lambda: _run(plan, method), weight)
 

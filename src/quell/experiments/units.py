@@ -86,5 +86,5 @@ def cost(model: str, basis: str, criterion: str, hidden: Sequence[int]) -> float
     D *= 2 if basis == "quadratic" else 1
     trunk = sum(n * m for n, m in pairwise(hidden))
     head = P * D * (1 + (hidden[-1] if hidden else 0))
-    rows = 2.0 if criterion == "partial_gradients" else 1.0
-    return plain + rows * 3e-3 * (head + trunk)
+    passes = {"gradient_sum": 1.5, "partial_gradients": 2.0}.get(criterion, 1.0)
+    return plain + passes * 2e-3 * (head + trunk)
