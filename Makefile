@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test test-slow lint bench comparison data clean help
+.PHONY: demo test test-slow lint bench reproduction comparison data clean help
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -28,6 +28,11 @@ bench: $(VENV)/.demo  ## the benchmarks, one after the other; JSON lands in out/
 		case $$script in */_*) continue;; esac; \
 		echo "== $$script"; $(BIN)/python $$script || exit 1; \
 	done
+
+reproduction: $(VENV)/.demo  ## the full run, about 90 minutes; makes docs/reproduction.md and its figures
+	$(BIN)/quell reproduce all --out out/full
+	cp out/full/reproduction.md docs/
+	grep -o 'figures/[^)]*' docs/reproduction.md | xargs -I{} cp out/full/{} docs/figures/
 
 comparison: data  ## the tables and figures of docs/comparison.md, about an hour
 	$(BIN)/python docs/make_comparison.py $(ARGS)
