@@ -20,7 +20,9 @@ from quell.estimators import (
     antithetic,
     closed_form,
     monte_carlo,
+    noisy_leaves,
 )
+from quell.estimators._short_training import short_training
 
 # How the time is shared out.
 _VARIANCE, _TIMING, _REFERENCE = 0.5, 0.4, 0.1
@@ -109,8 +111,16 @@ def recommend(
     make_key, train_key, reference_key, each_key, timing_key = jax.random.split(key, 5)
     makers = candidates(make_key, objective, params, data, context=context)
     optimizer = optax.adam(1e-2) if optimizer is None else optimizer
-    path = _path(train_key, objective, params, data, batch_size, optimizer, num_steps)
-    here = jax.tree.map(lambda p: p[-1], path)
+    here, path = short_training(
+        train_key,
+        objective,
+        params,
+        data,
+        examples=batch_size,
+        optimizer=optimizer,
+        num_steps=num_steps,
+        keep=lambda params: params,
+    )
     reference = full_gradient(reference_key, objective, here, data, seconds=_REFERENCE * seconds)
     loops, states, variances = {}, {}, {}
     for name, make in makers.items():
@@ -147,33 +157,12 @@ def candidates(
     found: dict[str, MakeEstimator] = {"plain": monte_carlo()}
     if objective.noise.reflect is not None:
         found["antithetic"] = antithetic()
-    found["closed-form"] = closed_form(key, objective, params, data, context=context)
-    found["closed-form-points"] = closed_form(
-        key, objective, params, data, context=context, basis=bases.none()
-    )
+    arguments = (key, objective, params, data)
+    leaves = noisy_leaves(*arguments, antithetic() if "antithetic" in found else monte_carlo())
+    both = closed_form(*arguments, context=context, leaves=leaves)
+    points = closed_form(*arguments, context=context, leaves=leaves, basis=bases.none())
+    found |= {"closed-form": both, "closed-form-points": points}
     return found
-
-
-def _path(key, objective, params, data, B, optimizer, num_steps) -> PyTree[Array]:
-    """The parameters of a short training on plain gradients, leaves `[T, ...]`."""
-    estimator = monte_carlo()(objective)
-    N = rows_of(data)
-
-    def step(carried, key):
-        params, state = carried
-        batch_key, noise_key = jax.random.split(key)
-        rows = jax.random.randint(batch_key, (B,), 0, N)
-        batch = jax.tree.map(lambda y: y[rows], data)
-        gradient, _, _ = estimator.estimate(noise_key, params, batch, ())
-        updates, state = optimizer.update(gradient, state, params)
-        params = optax.apply_updates(params, updates)
-        return (params, state), params
-
-    @jax.jit
-    def run(params, keys):
-        return jax.lax.scan(step, (params, optimizer.init(params)), keys)[1]
-
-    return run(params, jax.random.split(key, num_steps))
 
 
 def _ranked(makers, variances, times, B) -> Recommendation:
