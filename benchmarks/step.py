@@ -8,7 +8,7 @@ from jax import lax
 
 from quell import bases, coefficients, contexts, control_variate, criteria, datasets, estimators
 from quell._features import Evidence, mean_features
-from quell.coefficients._learned import multilayer
+from quell.coefficients._network import multilayer, with_one
 from quell.models import logistic_regression
 
 KEY = jax.random.key(0)
@@ -23,29 +23,29 @@ def corrections(P=2100, D=5, C=6):
 
     def problem(B):
         keys = jax.random.split(KEY, 5)
-        weights = trunk.init(keys[0], jnp.zeros((1, C))), jax.random.normal(keys[1], (D * H, P))
+        weights = trunk.init(keys[0], jnp.zeros((1, C))), jax.random.normal(keys[1], (P, D * H))
         y = jax.random.normal(keys[2], (B, C))
         w = jax.random.normal(keys[3], (B, D))
         return weights, y, w, jax.random.normal(keys[4], (P,))
 
     def h_of(params, y):
-        return jnp.concatenate([trunk.apply(params, y), jnp.ones((y.shape[0], 1))], axis=1)
+        return with_one(trunk.apply(params, y))
 
     @jax.jit
     def factorised(weights, y, w, total):
         evidence = Evidence(w, y, total, None, (P,), False, False, jnp.array(True))
 
         def value(weights):
-            return criteria.squared_difference.value(weights[1], h_of(weights[0], y), evidence)
+            return criteria.squared_difference.value(weights[1].T, h_of(weights[0], y), evidence)
 
-        correction = mean_features(w, h_of(weights[0], y)) @ weights[1]
+        correction = weights[1] @ mean_features(w, h_of(weights[0], y))
         return correction, jax.grad(value)(weights)
 
     @jax.jit
     def dense(weights, y, w, total):
         def correction(weights):  # c [B, P, D], as the network gives it
-            theta = weights[1].reshape(D, H, P)
-            c = jnp.einsum("bh,dhp->bpd", h_of(weights[0], y), theta)
+            theta = weights[1].reshape(P, D, H)
+            c = jnp.einsum("bh,pdh->bpd", h_of(weights[0], y), theta)
             return jnp.einsum("bpd,bd->p", c, w) / w.shape[0]
 
         gradient = jax.grad(lambda weights: ((total - correction(weights)) ** 2).sum())(weights)

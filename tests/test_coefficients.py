@@ -119,15 +119,15 @@ def test_the_last_layer_starts_as_xavier_would_for_all_outputs(key):
     """Within ±√(6 / (H + P·D)) and filling it; the trunk's layers likewise, biases zero."""
     model = coefficients.recognition_network((40, 30))
     weights = model.init(key, sizes(basis=7, leaves=(5, 6), context=jnp.ones((1, 3)))).weights
-    assert weights.theta.shape == (7 * 31, 11)
+    assert weights.theta.shape == (11, 7 * 31)
     for values, fan_in, fan_out in [
         (weights.theta, 31, 77),
-        (weights.trunk[0]["kernel"], 3, 40),
-        (weights.trunk[1]["kernel"], 40, 30),
+        (weights.trunk[0][:-1], 3, 40),
+        (weights.trunk[1][:-1], 40, 30),
     ]:
         bound = (6 / (fan_in + fan_out)) ** 0.5
         assert 0.9 * bound < jnp.abs(values).max() <= bound
-    assert not any(layer["bias"].any() for layer in weights.trunk)
+    assert not any(layer[-1].any() for layer in weights.trunk)
 
 
 def test_nothing_is_corrected_before_anything_was_seen(key):

@@ -36,10 +36,10 @@ def dense_correction(state, w, y):
     weights, targets = state.coefficients.weights, state.coefficients.targets
     h = y
     for layer in weights.trunk:
-        h = jax.nn.relu(h @ layer["kernel"] + layer["bias"])
+        h = jax.nn.relu(h @ layer[:-1] + layer[-1])
     h = jnp.concatenate([h, jnp.ones((len(y), 1))], axis=1)
-    D, P = w.shape[1], weights.theta.shape[1]
-    c = jnp.einsum("bh,dhp->bpd", h, weights.theta.reshape(D, -1, P))
+    P, D = weights.theta.shape[0], w.shape[1]
+    c = jnp.einsum("bh,pdh->bpd", h, weights.theta.reshape(P, D, -1))
     scale = jnp.sqrt(targets.square / targets.weight)
     return jnp.einsum("bpd,bd->p", c, w) / len(y) * scale
 
@@ -130,7 +130,7 @@ def test_leaves_of_any_scale_are_controlled_alike(x64, key, model):
     state = control.init(params)
     # The same start for each leaf.
     state = jax.tree.map(
-        lambda s: jnp.tile(s[..., :2], 3) if s.ndim and s.shape[-1] == 6 else s, state
+        lambda s: jnp.concatenate([s[:2]] * 3) if s.ndim and s.shape[0] == 6 else s, state
     )
     update = jax.jit(control.update)
     for k in jax.random.split(key, 20):

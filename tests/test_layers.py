@@ -13,7 +13,7 @@ ROOT = Path(quell.__file__).parent
 
 # From the bottom up. `quell` is the package itself, for those that use the public names.
 LAYERS = (
-    {"_errors", "_automatic"},
+    {"_errors", "_automatic", "_products"},
     {"noise", "_leaves", "_features", "_gaussian", "_batches", "_progress", "_checkpoint"},
     {"datasets"},
     {"_objective", "bases", "criteria"},

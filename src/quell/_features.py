@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 
@@ -32,12 +33,15 @@ class Evidence(NamedTuple):
 
 def mean_features(w: Float[Array, "B D"], h: Float[Array, "B H"]) -> Float[Array, " D*H"]:
     """φ̄ = 1/|B| Σ_b w_b ⊗ h_b, without forming the terms."""
-    return (w.T @ h).ravel() / w.shape[0]
+    return ((w.T / w.shape[0]) @ h).ravel()
 
 
 def example_features(w: Float[Array, "B D"], h: Float[Array, "B H"]) -> Float[Array, "B D*H"]:
     """φ_b = w_b ⊗ h_b for every example."""
-    return (w[:, :, None] * h[:, None, :]).reshape(w.shape[0], -1)
+    if w.shape[1] > 32:
+        return (w[:, :, None] * h[:, None, :]).reshape(w.shape[0], -1)
+    parts = [w[:, d, None] * h for d in range(w.shape[1])]  # faster than one outer product
+    return jnp.concatenate([h[:, :0], *parts], axis=1)
 
 
 def independent_terms(

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from quell._features import Evidence, independent_terms, mean_features
+from quell._products import times_transposed
 
 
 class Criterion(NamedTuple):
@@ -33,17 +34,17 @@ def _partial_gradients(theta, h, evidence: Evidence):
         return _gradient_sum(theta, h, evidence)
     assert evidence.rows is not None  # control_variate has checked
     R, B = evidence.rows.shape[0], evidence.w.shape[0]
-    variates = independent_terms(evidence.w, h, shared=False)[:R] @ theta
+    variates = times_transposed(independent_terms(evidence.w, h, shared=False)[:R], theta.T)
     return jnp.sum(variates**2 - 2 * (evidence.rows / B) * variates)
 
 
 def _gradient_sum(theta, h, evidence: Evidence):
-    variates = independent_terms(evidence.w, h, evidence.shared) @ theta
+    variates = times_transposed(independent_terms(evidence.w, h, evidence.shared), theta.T)
     return jnp.sum(variates**2 - 2 * evidence.total * variates)
 
 
 def _squared_difference(theta, h, evidence: Evidence):
-    return jnp.sum((evidence.total - mean_features(evidence.w, h) @ theta) ** 2)
+    return jnp.sum((evidence.total - theta.T @ mean_features(evidence.w, h)) ** 2)
 
 
 partial_gradients = Criterion(_partial_gradients, per_example=True)

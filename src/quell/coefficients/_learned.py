@@ -1,38 +1,25 @@
 """Coefficients learned by an optimiser on a criterion: the paper's way."""
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from quell._errors import invalid
 from quell.coefficients import _targets
+from quell.coefficients._network import as_network, multilayer, with_one
 from quell.coefficients._types import Coefficients, Sizes
 from quell.contexts import as_matrix
 
 
-class Network(NamedTuple):
-    """A recognition network without its last layer.
-
-    Attributes:
-      init: `init(key, context)` gives the parameters for contexts `[B, C]`.
-      apply: `apply(params, context)` gives the trunk's output `[B, H]`.
-    """
-
-    init: Callable[[Key[Array, ""], Float[Array, "B C"]], PyTree[Array]]
-    apply: Callable[[PyTree[Array], Float[Array, "B C"]], Float[Array, "B H"]]
-
-
 class Weights(NamedTuple):
-    """What the optimiser steps on: the trunk's parameters and the last layer Θ `[D·H, P]`."""
+    """What the optimiser steps on: the trunk's parameters and the last layer Θᵀ `[P, D·H]`."""
 
     trunk: PyTree[Array]
-    theta: Float[Array, "F P"]
+    theta: Float[Array, "P F"]
 
 
 class Learned(NamedTuple):
@@ -99,71 +86,11 @@ def recognition_network(
         return trunk.init(key, jnp.zeros(_matrix_shape(context)))
 
     def h(params, context, B):
-        features = trunk.apply(params, as_matrix(context))
-        return jnp.concatenate([features, jnp.ones((B, 1), features.dtype)], axis=1)
+        return with_one(trunk.apply(params, as_matrix(context)))
 
     optimizer = optax.adam(1e-2) if optimizer is None else optimizer
     head = jax.nn.initializers.glorot_uniform()
     return _learned(init_trunk, h, optimizer, head, decay, random=True)
-
-
-def multilayer(hidden: Sequence[int]) -> Network:
-    """Dense layers with ReLU after each, Xavier-initialised."""
-    if not hidden or any(not isinstance(width, int) or width < 1 for width in hidden):
-        raise invalid(
-            "hidden",
-            expected="widths of at least one layer, such as (128, 128, 128)",
-            got=hidden,
-            advice="Use coefficients.context_free for no network at all.",
-        )
-    xavier = jax.nn.initializers.glorot_uniform()
-
-    def init(key, context):
-        widths = (context.shape[-1], *hidden)
-        keys = jax.random.split(key, len(hidden))
-        return [
-            {"kernel": xavier(k, (n, m)), "bias": jnp.zeros(m)}
-            for k, (n, m) in zip(keys, pairwise(widths))
-        ]
-
-    def apply(params, context):
-        for layer in params:
-            context = jax.nn.relu(context @ layer["kernel"] + layer["bias"])
-        return context
-
-    return Network(init, apply)
-
-
-def as_network(network: Any) -> Network:
-    """An `(init, apply)` pair, a Flax module or an Equinox module as a trunk."""
-    if hasattr(network, "init") and hasattr(network, "apply"):
-        return Network(network.init, network.apply)
-    if isinstance(network, tuple) and len(network) == 2:
-        return Network(*network)
-    if callable(network):
-        leaves, treedef = jax.tree.flatten(network)
-        is_weight = [_is_weight(leaf) for leaf in leaves]
-
-        def init(key, context):
-            return [leaf for leaf, keep in zip(leaves, is_weight) if keep]
-
-        def apply(params, context):
-            weights = iter(params)
-            rebuilt = [next(weights) if keep else leaf for leaf, keep in zip(leaves, is_weight)]
-            return jax.vmap(treedef.unflatten(rebuilt))(context)
-
-        return Network(init, apply)
-    raise invalid(
-        "network",
-        expected="an (init, apply) pair, a Flax module or an Equinox module",
-        got=type(network).__name__,
-        advice="Wrap the network in a pair of functions.",
-    )
-
-
-def _is_weight(leaf: Any) -> bool:
-    """Whether a leaf of a module is an array of weights."""
-    return isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def _matrix_shape(context: PyTree[Any]) -> tuple[int, int]:
@@ -181,8 +108,8 @@ def _learned(init_trunk, h, optimizer, head, decay, random) -> Coefficients:
         H = jax.eval_shape(lambda t: h(t, _zeros(sizes.context), 1), trunk).shape[1]
         # Fan in and out as of the layer that gives P·D outputs from H inputs.
         by_layer = head(head_key, (H, sizes.basis * sizes.outputs), sizes.dtype)
-        theta = by_layer.reshape(H, sizes.basis, sizes.outputs).swapaxes(0, 1)
-        weights = Weights(trunk, theta.reshape(-1, sizes.outputs))
+        theta = by_layer.reshape(H, sizes.basis, sizes.outputs).transpose(2, 1, 0)
+        weights = Weights(trunk, theta.reshape(sizes.outputs, -1))
         targets = _targets.init(sizes.outputs, sizes.dtype)
         return Learned(weights, optimizer.init(weights), targets)
 
@@ -190,24 +117,30 @@ def _learned(init_trunk, h, optimizer, head, decay, random) -> Coefficients:
         return h(state.weights.trunk, context, B)
 
     def predict(state, phi):
-        return (phi @ state.weights.theta) * _targets.scale(state.targets)
+        return (state.weights.theta @ phi.T).T * _targets.scale(state.targets)
 
     def learn(state, criterion, evidence):
-        return jax.lax.cond(
-            evidence.finite, lambda: step(state, criterion, evidence), lambda: state
-        )
-
-    def step(state, criterion, evidence):
+        weights, B = state.weights, evidence.w.shape[0]
         targets, evidence = _targets.update(state.targets, criterion, evidence, decay)
 
-        def value(weights):
-            B = evidence.w.shape[0]
-            return criterion.value(weights.theta, h(weights.trunk, evidence.context, B), evidence)
+        def value(theta, h):
+            return criterion.value(theta.T, h, evidence)
 
-        gradient = jax.grad(value)(state.weights)
-        updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.weights)
-        weights = cast(Any, optax.apply_updates(state.weights, updates))
-        return Learned(weights, optimizer_state, targets)
+        # All that reads the weights stands before the step, which may then write in place; and
+        # h and Θᵀφ, which the correction needs too, are computed once.
+        features, trunk_gradient = jax.vjp(lambda t: h(t, evidence.context, B), weights.trunk)
+        V, gradient = jax.vjp(value, weights.theta, features)
+        by_trunk = trunk_gradient(gradient(jnp.ones_like(V))[1])[0]
+
+        def step():
+            by_theta = gradient(jnp.ones_like(V))[0]  # as large as Θ: made where it is used
+            updates, optimizer_state = optimizer.update(
+                Weights(by_trunk, by_theta), state.optimizer, weights
+            )
+            stepped = cast(Any, optax.apply_updates(weights, updates))
+            return Learned(stepped, optimizer_state, targets)
+
+        return jax.lax.cond(evidence.finite, step, lambda: state)
 
     return Coefficients(init, context_features, predict, learn, random=random)
 

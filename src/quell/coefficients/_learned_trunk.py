@@ -17,8 +17,8 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from quell._errors import invalid
 from quell._features import Evidence
 from quell._leaves import all_finite
-from quell.coefficients._learned import as_network, multilayer
 from quell.coefficients._least_squares import LeastSquares, explained, least_squares, regressors
+from quell.coefficients._network import as_network, multilayer
 from quell.coefficients._types import Coefficients, Sizes
 from quell.contexts import Context, as_matrix, fixed_part, mean_over, standardised
 from quell.criteria import Criterion

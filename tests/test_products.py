@@ -1,0 +1,25 @@
+"""Products for small batches: what they give, and their derivatives, are those of a matmul."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from _exact import SAME32, max_error
+
+from quell._products import times, times_transposed
+
+
+@pytest.mark.parametrize("B", [1, 3, 20])
+@pytest.mark.parametrize("n", [2, 30])
+def test_products_and_their_derivatives_are_those_of_a_matmul(key, B, n):
+    x_key, w_key, g_key = jax.random.split(key, 3)
+    x = jax.random.normal(x_key, (B, n))
+    weights = jax.random.normal(w_key, (n, 5))
+    g = jax.random.normal(g_key, (B, 5))
+
+    def both(product):
+        y, pull = jax.vjp(product, x, weights)
+        return y, *pull(g)
+
+    matmul = both(jnp.matmul)
+    assert max_error(both(times), matmul) < SAME32
+    assert max_error(both(lambda x, w: times_transposed(x, w.T)), matmul) < SAME32
