@@ -17,7 +17,13 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from quell._errors import invalid
 from quell._features import Evidence
 from quell._leaves import all_finite
-from quell.coefficients._least_squares import LeastSquares, explained, least_squares, regressors
+from quell.coefficients._least_squares import (
+    LeastSquares,
+    explained,
+    first_rows,
+    least_squares,
+    regressors,
+)
 from quell.coefficients._network import as_network, multilayer
 from quell.coefficients._types import Coefficients, Sizes
 from quell.contexts import Context, as_matrix, fixed_part, mean_over, standardised
@@ -50,6 +56,7 @@ def learned_trunk(
     *,
     network: Any = None,
     refresh: int = 256,
+    rows: int = 10,
     **solved: Any,
 ) -> Coefficients:
     """h(y) = [1, trunk(y)], learned by an optimiser, under a Θ that is solved by least squares.
@@ -63,7 +70,8 @@ def learned_trunk(
       network: in place of `hidden`, a trunk of your own, as for `recognition_network`.
       refresh: how many steps a trunk is on trial. Then the next trial begins, which takes a pass
         over the data where the points are controlled.
-      solved: `rows`, `every`, `memories` and `ridges`, as for `least_squares`.
+      rows: how many examples of a batch to learn from at most.
+      solved: `every`, `memories` and `ridges`, as for `least_squares`.
     """
     trunk = multilayer(hidden) if network is None else as_network(network)
     optimizer = optax.adam(3e-3) if optimizer is None else optimizer
@@ -87,7 +95,7 @@ def learned_trunk(
         return h(weights, scaled.apply(scaling, context)[:, 1:])
 
     map = Context(init_map, apply_map)
-    closed = least_squares(map, draws=map, **solved)
+    closed = least_squares(map, draws=map, rows=rows, **solved)
 
     def init(key, sizes: Sizes):
         used = closed.init(key, sizes)
@@ -118,6 +126,7 @@ def learned_trunk(
 
     def step(state: LearnedTrunk, criterion: Criterion, evidence: Evidence) -> LearnedTrunk:
         """Step on the mean square that Θ of the trial leaves, relative to the gradients' own."""
+        evidence = first_rows(criterion, evidence, rows)
         scaling, _ = state.trial.contexts[1]
         z = scaled.apply(scaling, fixed_part(evidence.context))[:, 1:]
         theta, scores = state.trial.candidates[0], state.trial.scores
