@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 
 from quell._compare import compare
+from quell.estimators import antithetic
 from quell.experiments.field import chosen, contest
 from quell.experiments.timing import versions
 
@@ -63,6 +64,7 @@ def run(name: str, args: argparse.Namespace) -> dict:
         problem.data,
         batch_sizes=args.batch_sizes,
         num_steps=args.steps,
+        driver=antithetic(),
         seconds=args.seconds,
         report=report,
     )

@@ -38,7 +38,7 @@ BASELINES: Mapping[str, MakeEstimator] = {
 }
 """What an estimator has to beat: more draws, antithetic draws and larger batches."""
 
-_FOLLOW = 20.0  # the most seconds that a state may learn along a run
+_FOLLOW = 10.0  # the most seconds that a state may learn along a run
 # How the time is shared out.
 _REFERENCE, _CEILING, _WARM_UP, _VARIANCE, _TIMING = 0.1, 0.1, 0.1, 0.4, 0.3
 
@@ -89,7 +89,7 @@ def compare(
 
     With `num_steps` the model is first trained on the gradients of a driver, and the state of every
     estimator learns along that run, from batches of its own, as it would in training (along the
-    last twenty seconds of it, where steps are slow). Without, the parameters stay where they are
+    last ten seconds of it, where steps are slow). Without, the parameters stay where they are
     and the states learn there; estimators that remember where the parameters were, such as SVRG,
     then look better than they are in training.
 

@@ -76,7 +76,7 @@ def batch_growth(rounds: int) -> Section:
     params = problem.init(KEY)
     chosen = field(KEY, problem)
     runs, per = {}, {}
-    for name in ("plain", "antithetic", "recognition-network", "antithetic-closed-form"):
+    for name in ("plain", "antithetic", "recognition-network", "closed-form-points"):
         for size in (10, 100, 1000):
             estimator = chosen[name](problem.objective)
             loop = stepper(estimator, params, problem.data, size)

@@ -1,6 +1,7 @@
 """The estimators of the field by name, and the problems they are compared on."""
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -132,8 +133,7 @@ def field(key: Key[Array, ""], problem: Contest) -> dict[str, MakeEstimator]:
     when the estimator is made.
     """
     plain, pair = est.monte_carlo(), est.antithetic()
-    closed, trunk, pooled = jax.random.split(key, 3)
-    D = problem.objective.noise.size
+    closed, trunk = jax.random.split(key)
     free = _controlled(plain, problem, coefficients.context_free(optax.adam(problem.rate)), trunk)
     network = coefficients.recognition_network((128, 128, 128), optax.adam(problem.rate))
     return {
@@ -144,8 +144,7 @@ def field(key: Key[Array, ""], problem: Contest) -> dict[str, MakeEstimator]:
         "quasi-monte-carlo": est.quasi_monte_carlo(8),
         "context-free": free,
         "recognition-network": _controlled(plain, problem, network, trunk, width=129),
-        "closed-form": _closed_form(plain, problem, bases.linear(), D, closed),
-        "antithetic-closed-form": _closed_form(pair, problem, bases.none(), 0, pooled),
+        **_closed_forms(closed, problem),
         "taylor": est.taylor(),
         "sticking-the-landing": est.sticking_the_landing(),
         "surrogate": _few_directions(est.surrogate(), "surrogate"),
@@ -178,25 +177,29 @@ def _controlled(sampling, problem: Contest, model, key, *, width: int = 1) -> Ma
     return make
 
 
-def _closed_form(sampling, problem: Contest, basis, functions: int, key) -> MakeEstimator:
-    """Least squares on running sums, for draws (so many functions of them) and points together."""
-    noise = problem.objective.noise
+def _closed_forms(key, problem: Contest) -> dict[str, MakeEstimator]:
+    """Least squares on running sums: the default, on the points alone, and on single draws."""
+    choices = {
+        "closed-form": {},
+        "closed-form-points": {"basis": bases.none()},
+        "closed-form-single-draw": {"sampling": est.monte_carlo(), "basis": bases.linear()},
+    }
+    arguments = (key, problem.objective, problem.init(key), problem.data)
+    leaves = lru_cache(lambda: est.noisy_leaves(*arguments, est.antithetic()))
 
-    def make(objective):
-        width = problem.context(problem.data).shape[1] + 1
-        _check_coefficients(problem, functions * width + 128)
-        control = control_variate(
-            basis,
-            coefficients.least_squares(),
-            criteria.partial_gradients,
-            noise=noise,
-            context=problem.context(problem.data),
-            key=key,
-            points=True,
-        )
-        return est.controlled(sampling, control, context=problem.context, rows=_ROWS)(objective)
+    def variant(**chosen) -> MakeEstimator:
+        def make(objective):
+            if "sampling" in chosen:  # every function of the draws is multiplied with the context
+                width = problem.context(problem.data).shape[1] + 1
+                _check_coefficients(problem, objective.noise.size * width)
+            closed = est.closed_form(
+                *arguments, context=problem.context, leaves=leaves(), rows=_ROWS, **chosen
+            )
+            return closed(objective)
 
-    return make
+        return make
+
+    return {name: variant(**chosen) for name, chosen in choices.items()}
 
 
 def _ensemble(sampling) -> MakeEstimator:
