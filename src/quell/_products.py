@@ -2,13 +2,14 @@
 
 Their derivatives by W have the layout of W. Where the inner dimension is small, as that of a
 derivative by weights is for a small batch, a product is a sum of outer products: it then joins the
-loop of whatever uses it, such as the optimiser's.
+loop of whatever uses it, such as the optimiser's. A large one is better made once.
 """
 
 import jax
 from jaxtyping import Array, Float
 
-_NARROW = 12  # up to here outer products are summed faster one by one than by a matmul
+# Up to here outer products are summed faster one by one than by a matmul.
+_NARROW, _SMALL = 12, 2**16
 
 
 @jax.custom_vjp
@@ -24,17 +25,26 @@ def times_transposed(x: Float[Array, "B n"], weights: Float[Array, "m n"]) -> Fl
 
 
 def _product(x: Float[Array, "n k"], y: Float[Array, "k m"]) -> Float[Array, "n m"]:
-    k = x.shape[1]
-    if k > _NARROW:
+    (n, k), m = x.shape, y.shape[1]
+    if k > _NARROW or n * m > _SMALL:
         return x @ y
     return sum(x[:, i, None] * y[i] for i in range(k))  # pyright: ignore[reportReturnType]
 
 
+def _typed(derivatives):
+    """Derivatives by both factors, each of the type of its factor."""
+
+    def pull(saved, g):
+        return tuple(by.astype(one.dtype) for by, one in zip(derivatives(*saved, g), saved))
+
+    return pull
+
+
 times.defvjp(
     lambda x, weights: (times(x, weights), (x, weights)),
-    lambda saved, g: (_product(g, saved[1].T), _product(saved[0].T, g)),
+    _typed(lambda x, weights, g: (_product(g, weights.T), _product(x.T, g))),
 )
 times_transposed.defvjp(
     lambda x, weights: (times_transposed(x, weights), (x, weights)),
-    lambda saved, g: (_product(g, saved[1]), _product(g.T, saved[0])),
+    _typed(lambda x, weights, g: (_product(g, weights), _product(g.T, x))),
 )
