@@ -94,7 +94,7 @@ def logistic_steps():
 
     adam = optax.adam(1e-2)
     free = coefficients.context_free(adam)
-    network = coefficients.recognition_network(HIDDEN, adam)
+    network = coefficients.recognition_network(HIDDEN)
     makers = {
         "plain": estimators.monte_carlo(),
         "context-free, squared difference": control(free, criteria.squared_difference),

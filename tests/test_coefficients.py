@@ -12,7 +12,7 @@ from conformance import evidence_of
 
 import quell
 from quell import bases, coefficients, criteria
-from quell.coefficients import Sizes
+from quell.coefficients import Sizes, _adam
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -188,3 +188,15 @@ def test_what_cannot_work_is_refused_with_advice(make, words):
         make()
     for word in words:
         assert word in str(error.value)
+
+
+def test_its_adam_takes_the_steps_of_adam(x64, key):
+    ours, theirs = _adam.adam(1e-2), optax.adam(1e-2)
+    params = {"a": jax.random.normal(key, (3, 2)), "b": jnp.ones(4)}
+    states = ours.init(params), theirs.init(params)
+    for i in range(5):
+        gradient = jax.tree.map(lambda p, i=i: p * jnp.cos(7.0 * i) + 0.1, params)
+        mine, first = ours.update(gradient, states[0], params)
+        expected, second = theirs.update(gradient, states[1], params)
+        states = first, second
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), mine, expected)

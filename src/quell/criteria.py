@@ -39,7 +39,11 @@ def _partial_gradients(theta, h, evidence: Evidence):
 
 
 def _gradient_sum(theta, h, evidence: Evidence):
-    variates = times_transposed(independent_terms(evidence.w, h, evidence.shared), theta.T)
+    terms = independent_terms(evidence.w, h, evidence.shared)
+    if terms.shape[1] < terms.shape[0]:  # fewer features than terms: their squares sum up first
+        squares = theta * times_transposed(times_transposed(terms.T, terms.T), theta.T)
+        return jnp.sum(squares) - 2 * jnp.sum(evidence.total * (theta.T @ terms.sum(0)))
+    variates = times_transposed(terms, theta.T)
     return jnp.sum(variates**2 - 2 * evidence.total * variates)
 
 

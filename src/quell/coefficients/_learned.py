@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, PyTree
 
 from quell._errors import invalid
 from quell.coefficients import _targets
+from quell.coefficients._adam import adam
 from quell.coefficients._network import as_network, multilayer, with_one
 from quell.coefficients._types import Coefficients, Sizes
 from quell.contexts import as_matrix
@@ -88,7 +89,7 @@ def recognition_network(
     def h(params, context, B):
         return with_one(trunk.apply(params, as_matrix(context)))
 
-    optimizer = optax.adam(1e-2) if optimizer is None else optimizer
+    optimizer = adam(1e-2) if optimizer is None else optimizer
     head = jax.nn.initializers.glorot_uniform()
     return _learned(init_trunk, h, optimizer, head, decay, random=True)
 

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from quell._errors import invalid
 from quell._features import Evidence
 from quell._leaves import all_finite
+from quell.coefficients._adam import adam
 from quell.coefficients._least_squares import (
     LeastSquares,
     explained,
@@ -74,7 +75,7 @@ def learned_trunk(
       solved: `every`, `memories` and `ridges`, as for `least_squares`.
     """
     trunk = multilayer(hidden) if network is None else as_network(network)
-    optimizer = optax.adam(3e-3) if optimizer is None else optimizer
+    optimizer = adam(3e-3) if optimizer is None else optimizer
     scaled = standardised()
     if not isinstance(refresh, int) or refresh < 1:
         raise invalid(
