@@ -19,6 +19,7 @@ from quell.estimators import (
     MakeEstimator,
     antithetic,
     closed_form,
+    joint,
     monte_carlo,
     noisy_leaves,
 )
@@ -26,6 +27,7 @@ from quell.estimators._short_training import short_training
 
 # How the time is shared out.
 _VARIANCE, _TIMING, _REFERENCE = 0.5, 0.4, 0.1
+_DIRECTIONS, _TABLE = 16, 2**23  # the most weights and entries of a table for `joint`
 _MARGIN = 1.05  # what must be gained before anything but plain is worth having
 
 
@@ -153,8 +155,17 @@ def candidates(
     *,
     context: Callable[[PyTree[Array]], PyTree[Array]] = as_matrix,
 ) -> dict[str, MakeEstimator]:
-    """What `recommend` chooses from, by name."""
+    """What `recommend` chooses from, by name.
+
+    The joint control variate is among them where it can be had: for a variational objective of few
+    weights, and data with a leaf `index`.
+    """
     found: dict[str, MakeEstimator] = {"plain": monte_carlo()}
+    size = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
+    indexed = isinstance(data, dict) and "index" in data
+    few = objective.noise.size <= _DIRECTIONS and rows_of(data) * size <= _TABLE
+    if objective.variational is not None and indexed and few:
+        found["joint"] = joint()
     if objective.noise.reflect is not None:
         found["antithetic"] = antithetic()
     arguments = (key, objective, params, data)
