@@ -10,6 +10,17 @@ settings.register_profile("default", max_examples=15, deadline=None, derandomize
 settings.load_profile("default")
 
 
+# Long to compile: these of its rows stand for the others in the short run.
+_TRUNK_ROWS = ("unbiased[linear-learned_trunk-partial_gradients]", "dtypes_are", "bad_shapes_are")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "learned_trunk" in item.name and not any(row in item.name for row in _TRUNK_ROWS):
+            item.add_marker("slow")
+
+
 @pytest.fixture
 def key(request):
     """A key that differs from test to test and never from run to run."""

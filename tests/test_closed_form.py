@@ -157,7 +157,7 @@ def regression():
 
 def test_it_learns_to_remove_nearly_everything(key, regression):
     objective, params, data = regression
-    make = estimators.closed_form(key, objective, params, data)
+    make = estimators.closed_form(key, objective, params, data, leaves=None)
     _, ours = ratio(key, objective, params, data, make, 600)
     _, pairs = ratio(key, objective, params, data, estimators.antithetic(), 1)
     _, plain = ratio(key, objective, params, data, estimators.monte_carlo(), 1)
@@ -167,7 +167,7 @@ def test_it_learns_to_remove_nearly_everything(key, regression):
 def test_without_evidence_it_does_nothing(key, regression):
     """Until two blocks are full, the gradient is that of the sampling."""
     objective, params, data = regression
-    make = estimators.closed_form(key, objective, params, data)
+    make = estimators.closed_form(key, objective, params, data, leaves=None)
     early, _ = ratio(key, objective, params, data, make, 31)
     plain, _ = ratio(key, objective, params, data, estimators.antithetic(), 31)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), early, plain)
@@ -187,7 +187,7 @@ def test_useless_features_are_gated(key, regression):
 
 def test_it_recovers_when_the_objective_jumps(key, regression):
     objective, params, data = regression
-    make = estimators.closed_form(key, objective, params, data)
+    make = estimators.closed_form(key, objective, params, data, leaves=None)
     estimator = make(objective)
     far = params | {"mean": params["mean"] + 5.0}
 

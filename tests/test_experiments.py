@@ -72,6 +72,7 @@ def test_the_bound_on_distinct_rows_is_the_bound_on_all_of_them(key):
     np.testing.assert_allclose(problem.nelbo(key, narrow, 3), exact, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_correcting_is_what_the_transformation_does_before_it_learns(key):
     problem = logistic()
     method = Method("quadratic", "squared_difference", (4,))

@@ -87,6 +87,7 @@ def variances(key, model, steps):
     return quieter / loud
 
 
+@pytest.mark.slow
 def test_it_learns_what_a_small_fixed_context_cannot(quick, key):
     fixed = variances(key, coefficients.least_squares(contexts.standardised()), 1000)
     learned = variances(key, coefficients.learned_trunk((24, 24)), 3000)

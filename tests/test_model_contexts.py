@@ -121,6 +121,7 @@ def test_a_gradient_that_it_describes_is_quiet_wherever_the_parameters_go(x64, k
     assert left["model"] < 1e-2 * left["raw"]
 
 
+@pytest.mark.slow
 def test_the_draws_of_a_training_are_quieter_than_with_the_raw_context(quick, key):
     rng = np.random.default_rng(0)
     x = np.concatenate([np.ones((200, 1)), rng.normal(size=(200, 1))], axis=1)

@@ -69,21 +69,9 @@ def bias(key, basis, model, criterion, noise=None, samples=1, shared=False, poin
     return difference, max_error(controlled, plain)
 
 
-# What is long to compile goes through every basis in the long run, and through one in the short.
-PAIRS = [
-    pytest.param(
-        basis,
-        model,
-        id=f"{basis}-{model}",
-        marks=[pytest.mark.slow] if (model == "learned_trunk" and basis != "linear") else [],
-    )
-    for basis in BASES
-    for model in COEFFICIENTS
-]
-
-
 @pytest.mark.parametrize("criterion", CRITERIA)
-@pytest.mark.parametrize(("basis", "model"), PAIRS)
+@pytest.mark.parametrize("model", COEFFICIENTS)
+@pytest.mark.parametrize("basis", BASES)
 def test_the_controlled_gradient_is_unbiased(x64, key, basis, model, criterion):
     error, size = bias(key, BASES[basis](), COEFFICIENTS[model](), CRITERIA[criterion])
     assert error < EXACT
