@@ -6,7 +6,7 @@ import jax
 import pytest
 from hypothesis import settings
 
-settings.register_profile("default", max_examples=15, deadline=None, derandomize=True)
+settings.register_profile("default", max_examples=10, deadline=None, derandomize=True)
 settings.load_profile("default")
 
 

@@ -155,6 +155,7 @@ def regression():
     return quell.Objective(loss, quell.normal(2), 200), params, data
 
 
+@pytest.mark.slow
 def test_it_learns_to_remove_nearly_everything(key, regression):
     objective, params, data = regression
     make = estimators.closed_form(key, objective, params, data, leaves=None)
@@ -173,6 +174,7 @@ def test_without_evidence_it_does_nothing(key, regression):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), early, plain)
 
 
+@pytest.mark.slow
 def test_useless_features_are_gated(key, regression):
     """Contexts that say nothing: never more than 5 % worse than the same sampling."""
     objective, params, data = regression
