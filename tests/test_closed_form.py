@@ -102,6 +102,7 @@ def test_both_noises_are_unbiased_over_all_batches_and_draws(x64, key, sampling)
     assert max_error(found[0][1], found[0][0]) > 1e-3, "single batches are moved"
 
 
+@pytest.mark.slow
 def test_the_correction_of_the_points_sums_to_zero_over_an_epoch(x64, key):
     objective, params, data = problem(key, num_data=6)
     control = control_of(key, objective, data, basis=bases.none(), every=1)

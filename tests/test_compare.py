@@ -54,6 +54,7 @@ def watching(objective):
     return Estimator(lambda key, params, batch: (params, jnp.zeros(())), estimate)
 
 
+@pytest.mark.slow
 def test_antithetic_kills_a_linear_dependence_and_the_impossible_is_listed(key, toy, tmp_path):
     objective, params, data = toy
     found = compare(

@@ -243,6 +243,7 @@ def test_the_ensemble_is_never_worse_than_its_best_member(key):
     assert combined < 0.9 * alone[0][0]
 
 
+@pytest.mark.slow
 def test_the_variates_of_the_score_function_learn_to_help(key):
     objective, params, data = problem(key, dim=2, num_data=40)
     score, black_box, learned = (

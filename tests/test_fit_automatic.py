@@ -52,6 +52,7 @@ def test_long_runs_use_what_was_recommended(problem, asked, key):
     assert (chosen.params == pairs.params).all()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_estimator(problem, asked, key, tmp_path):
     run(problem, key, checkpoint=tmp_path / "run")
     resumed = run(problem, key, checkpoint=tmp_path / "run", num_steps=8)

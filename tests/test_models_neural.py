@@ -56,6 +56,7 @@ def test_network_is_the_formula_it_states():
     assert float(found) == pytest.approx(logits[1] - np.log(np.exp(logits).sum()), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_regression_network_fits_a_curve():
     x = jnp.linspace(-2, 2, 100)[:, None]
     data = {"x": x, "y": jnp.sin(2 * x[:, 0])}
