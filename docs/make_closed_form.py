@@ -90,7 +90,7 @@ def draw(document: dict, path: Path) -> None:
         left.plot(found["steps"], found["ratio"], color=colour, label=name, lw=1.3)
     left.axhline(1, color="#767676", lw=0.8)
     left.set(yscale="log", xlabel="step", ylabel="variance against the same pairs alone")
-    left.legend(fontsize=7.5)
+    left.legend(fontsize=7.5, loc="lower left")
     found = document["traces"]
     plain = np.array(found["plain"])
     for colour, name in zip(COLOURS[1:], ("antithetic", "closed form")):
@@ -106,7 +106,7 @@ def draw(document: dict, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Make the figure of docs/closed_form.md.")
     parser.add_argument("--only", nargs="*", default=list(PROBLEMS), choices=[*PROBLEMS])
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--trace-steps", type=int, default=2000)
