@@ -90,7 +90,7 @@ def draw(document: dict, path: Path) -> None:
         left.plot(found["steps"], found["ratio"], color=colour, label=name, lw=1.3)
     left.axhline(1, color="#767676", lw=0.8)
     left.set(yscale="log", xlabel="step", ylabel="variance against the same pairs alone")
-    left.legend(fontsize=7.5, loc="lower left")
+    left.legend(fontsize=7.5, loc="center right", bbox_to_anchor=(1, 0.32))
     found = document["traces"]
     plain = np.array(found["plain"])
     for colour, name in zip(COLOURS[1:], ("antithetic", "closed form")):
