@@ -54,6 +54,19 @@ def expectation(values, weights):
     return jax.tree.map(lambda v: jnp.tensordot(weights, v, 1), values)
 
 
+def over_batches_and_draws(gradients, eps, weights, num_data, size):
+    """Exact means of `gradients(draw, index)`, a pair: over all mini-batches, and of the first."""
+
+    @jax.jit
+    def of_batch(index):
+        pair = jax.vmap(lambda draw: gradients(draw, index))(eps)
+        return [expectation(side, weights) for side in pair]
+
+    found = [of_batch(index) for index in mini_batches(num_data, size)]
+    every = [jax.tree.map(lambda *leaves: sum(leaves) / len(found), *side) for side in zip(*found)]
+    return every, found[0]
+
+
 def max_error(a, b) -> float:
     """The largest difference of two pytrees, relative to the size of the second (at least 1)."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)

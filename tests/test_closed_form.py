@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _exact import EXACT, expectation, max_error, mini_batches, nodes, total_variance
+from _exact import EXACT, SAME32, max_error, nodes, over_batches_and_draws, total_variance
 from conformance import contexts as context_of
 from conformance import controlled_gradient, problem, take, train
 
@@ -86,20 +86,13 @@ def test_both_noises_are_unbiased_over_all_batches_and_draws(x64, key, sampling)
     if sampling == "a pair":
         eps = jnp.concatenate([eps, -eps], axis=1)
 
-    @jax.jit
-    def of_batch(index):
+    def gradients(noise, index):
         batch = take(data, index)
-        plain, controlled, _ = jax.vmap(
-            lambda noise: controlled_gradient(objective, control, params, state, noise, batch)
-        )(eps)
-        return expectation(plain, weights), expectation(controlled, weights)
+        return controlled_gradient(objective, control, params, state, noise, batch)[:2]
 
-    found = [of_batch(index) for index in mini_batches(4, 2)]
-    plain, controlled = (
-        jax.tree.map(lambda *leaves: sum(leaves) / len(found), *side) for side in zip(*found)
-    )
+    (plain, controlled), first = over_batches_and_draws(gradients, eps, weights, 4, 2)
     assert max_error(controlled, plain) < EXACT
-    assert max_error(found[0][1], found[0][0]) > 1e-3, "single batches are moved"
+    assert max_error(*first) > 1e-3, "single batches are moved"
 
 
 @pytest.mark.slow
@@ -172,7 +165,7 @@ def test_without_evidence_it_does_nothing(key, regression):
     make = estimators.closed_form(key, objective, params, data, leaves=None)
     early, _ = ratio(key, objective, params, data, make, 31)
     plain, _ = ratio(key, objective, params, data, estimators.antithetic(), 31)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), early, plain)
+    assert max_error(early, plain) < SAME32
 
 
 @pytest.mark.slow
@@ -279,6 +272,22 @@ def test_the_leaves_that_carry_the_noise_are_chosen(key, regression):
     params = params | {"quiet": jnp.zeros(50)}
     chosen = estimators.noisy_leaves(key, loud, params, data)
     assert chosen == {"mean": True, "scale": chosen["scale"], "quiet": False}
+
+
+def test_leaves_that_are_quiet_only_at_first_are_chosen(key):
+    """As in deep models: while `outer` is zero, `inner` has no gradient at all."""
+    x_key, y_key = jax.random.split(key)
+    x = jax.random.normal(x_key, (200, 2))
+    data = {"x": x, "y": x[:, 0] + jax.random.normal(y_key, (200,))}
+
+    def loss(params, noise, example):
+        outer = params["outer"] + 0.1 * noise[0]
+        return (outer * (params["inner"] @ example["x"]) - example["y"]) ** 2
+
+    objective = quell.Objective(loss, quell.normal(1), 200)
+    params = {"inner": jnp.ones(2), "outer": jnp.zeros(())}
+    pairs = estimators.antithetic()
+    assert estimators.noisy_leaves(key, objective, params, data, pairs)["inner"]
 
 
 def test_a_transformation_cannot_measure_leaves_by_itself(regression):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from _exact import EXACT, expectation, max_error, mini_batches, nodes
+from _exact import EXACT, max_error, nodes, over_batches_and_draws
 from conformance import contexts as context_of
 from conformance import control_for, controlled_gradient, problem, take, train
 
@@ -33,20 +33,13 @@ def test_both_noises_are_unbiased_over_all_batches_and_draws(x64, key):
     assert jnp.abs(centred.mean(0)).max() < EXACT
     eps, weights = nodes(objective.noise, 5, count=2)
 
-    @jax.jit
-    def of_batch(index):
+    def gradients(draw, index):
         batch = take(data, index)
-        plain, controlled, _ = jax.vmap(
-            lambda e: controlled_gradient(objective, control, params, state, e[None], batch)
-        )(eps)
-        return expectation(plain, weights), expectation(controlled, weights)
+        return controlled_gradient(objective, control, params, state, draw[None], batch)[:2]
 
-    found = [of_batch(index) for index in mini_batches(4, 2)]
-    plain, controlled = (
-        jax.tree.map(lambda *leaves: sum(leaves) / len(found), *side) for side in zip(*found)
-    )
+    (plain, controlled), first = over_batches_and_draws(gradients, eps, weights, 4, 2)
     assert max_error(controlled, plain) < EXACT
-    assert max_error(found[0][1], found[0][0]) > 1e-3, "single batches are moved"
+    assert max_error(*first) > 1e-3, "single batches are moved"
 
 
 N = 300

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _exact import EXACT, expectation, max_error, mini_batches, nodes, total_variance
+from _exact import EXACT, max_error, nodes, over_batches_and_draws, total_variance
 from conformance import problem, take
 
 import quell
@@ -61,27 +61,19 @@ def test_it_is_unbiased_over_all_batches_and_draws(x64, key, name):
         state = state._replace(coefficients=state.coefficients._replace(contexts=fitted))
     eps, weights = nodes(objective.noise, 5, count=2)
 
-    @jax.jit
-    def of_batch(index):
-        batch = take(data, index)
+    def gradients(draw, index):
+        noise, batch = draw[None], take(data, index)
+        plain = objective.gradient(params, noise, batch)
+        rows = objective.per_example_gradients(params, noise, batch)
+        quieter, _ = control.update(
+            plain, state, params, noise=noise, context=batch, per_example=rows
+        )
+        return plain, quieter
 
-        def one(noise):
-            plain = objective.gradient(params, noise[None], batch)
-            rows = objective.per_example_gradients(params, noise[None], batch)
-            quieter, _ = control.update(
-                plain, state, params, noise=noise[None], context=batch, per_example=rows
-            )
-            return plain, quieter
-
-        return [expectation(side, weights) for side in jax.vmap(one)(eps)]
-
-    found = [of_batch(index) for index in mini_batches(4, 2)]
-    plain, quieter = (
-        jax.tree.map(lambda *leaves: sum(leaves) / len(found), *side) for side in zip(*found)
-    )
+    (plain, quieter), first = over_batches_and_draws(gradients, eps, weights, 4, 2)
     assert max_error(quieter, plain) < EXACT
     if not points:
-        assert max_error(found[0][1], found[0][0]) < EXACT, "every batch by itself too"
+        assert max_error(*first) < EXACT, "every batch by itself too"
 
 
 def test_a_gradient_that_it_describes_is_quiet_wherever_the_parameters_go(x64, key):
