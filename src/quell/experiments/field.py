@@ -179,27 +179,33 @@ def _controlled(sampling, problem: Contest, model, key, *, width: int = 1) -> Ma
 
 def _closed_forms(key, problem: Contest) -> dict[str, MakeEstimator]:
     """Least squares on running sums: the default, on the points alone, and on single draws."""
-    choices = {
-        "closed-form": {},
-        "closed-form-points": {"basis": bases.none()},
-        "closed-form-single-draw": {"sampling": est.monte_carlo(), "basis": bases.linear()},
-    }
     arguments = (key, problem.objective, problem.init(key), problem.data)
-    leaves = lru_cache(lambda: est.noisy_leaves(*arguments, est.antithetic()))
+    leaves = lru_cache(lambda sampling: est.noisy_leaves(*arguments, sampling))
 
-    def variant(**chosen) -> MakeEstimator:
+    def variant(sampling: est.Sampling, basis: bases.Basis | None) -> MakeEstimator:
         def make(objective):
-            if "sampling" in chosen:  # every function of the draws is multiplied with the context
-                width = problem.context(problem.data).shape[1] + 1
-                _check_coefficients(problem, objective.noise.size * width)
-            closed = est.closed_form(
-                *arguments, context=problem.context, leaves=leaves(), rows=_ROWS, **chosen
-            )
-            return closed(objective)
+            return est.closed_form(
+                *arguments,
+                sampling=sampling,
+                basis=basis,
+                context=problem.context,
+                leaves=leaves(sampling),
+                rows=_ROWS,
+            )(objective)
 
         return make
 
-    return {name: variant(**chosen) for name, chosen in choices.items()}
+    def single_draw(objective):  # every function of the draws is multiplied with the context
+        width = problem.context(problem.data).shape[1] + 1
+        _check_coefficients(problem, objective.noise.size * width)
+        return variant(one, bases.linear())(objective)
+
+    one, pair = est.monte_carlo(), est.antithetic()
+    return {
+        "closed-form": variant(pair, None),
+        "closed-form-points": variant(pair, bases.none()),
+        "closed-form-single-draw": single_draw,
+    }
 
 
 def _ensemble(sampling) -> MakeEstimator:
