@@ -12,9 +12,10 @@ from quell._fit import fit
 from quell._measure import largest_prime
 from quell._objective import Objective
 from quell._progress import silent
-from quell.estimators import Estimator, MakeEstimator
+from quell.estimators import Estimator, MakeEstimator, antithetic, monte_carlo
 
 _PATH_NUMBERS = 2**25  # how much of a run is remembered
+_TARGET_DRAWS = 16  # or pairs, of every point, to estimate the objective by
 
 
 class Training(NamedTuple):
@@ -92,10 +93,20 @@ def seconds_to_target(
     """Steps of training until the objective is at most the target, times the time of a step.
 
     The objective is estimated from all of the data, every hundredth of the run, with the same
-    draws each time.
+    draws each time, many of each point so that it can be told from a target close by.
     """
     noise_key, fit_key = jax.random.split(key)
-    noise = objective.sample_noise(noise_key, objective.num_data)
+    draw_keys = jax.random.split(noise_key, _TARGET_DRAWS)
+    sampling = monte_carlo() if objective.noise.reflect is None else antithetic()
+    precise = sampling(objective)
+    precise_state = precise.init(noise_key, params, data)
+
+    def whole(step):
+        def one(key):
+            return precise.estimate(key, step.params, data, precise_state)[1]
+
+        return jax.lax.map(one, draw_keys).mean()
+
     every = max(1, num_steps // 100)
     result = fit(
         objective,
@@ -106,12 +117,12 @@ def seconds_to_target(
         batch_size=training.batch_size,
         key=fit_key,
         estimator=estimator,
-        monitors={"whole": lambda step: objective.value(step.params, noise, data)},
+        monitors={"whole": whole},
         monitor_every=every,
         progress=silent,
     )
-    whole = result.history.monitors["whole"][::every]
-    reached = np.flatnonzero(whole <= target)
+    seen = result.history.monitors["whole"][::every]
+    reached = np.flatnonzero(seen <= target)
     return float(reached[0] * every * seconds_per_step) if len(reached) else None
 
 

@@ -11,10 +11,14 @@ may have a dozen, and divisions are most of what its optimiser costs.
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Float
 
 
 def adam(
-    rate: float, decay_mean: float = 0.9, decay_square: float = 0.999, eps: float = 1e-8
+    rate: float | Float[Array, ""],
+    decay_mean: float = 0.9,
+    decay_square: float = 0.999,
+    eps: float = 1e-8,
 ) -> optax.GradientTransformation:
     """Adam, as in `optax.adam`, up to rounding."""
 

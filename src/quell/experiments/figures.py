@@ -63,7 +63,7 @@ def _static(results: Results):
         plan = results.plans[model]
         for basis in plan.static.bases:
             for criterion in plan.static.criteria:
-                for rate in plan.static.learning_rates:
+                for rate in plan.static.rates_for(criterion):
                     panels = _static_panels(results, model, basis, criterion, rate)
                     if not panels:
                         continue

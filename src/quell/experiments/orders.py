@@ -12,10 +12,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax
 from jaxtyping import Array, Float
 
+from quell.coefficients._adam import adam
 from quell.experiments.config import Plan
 from quell.experiments.methods import Method, control, correct, flat
 from quell.experiments.problems import PROBLEMS
@@ -116,7 +116,7 @@ def _measurer(plan: Plan, method: Method):
     learning from this very sample makes of them.
     """
     problem = PROBLEMS[plan.model]()
-    optimizer = optax.adam(plan.main_learning_rate)
+    optimizer = adam(plan.main_learning_rate)
     papers = control(problem, replace(method, order="learn_then_apply"), optimizer)
 
     def measure(state, params, samples: Samples) -> list[Measured]:

@@ -14,6 +14,7 @@ from quell.experiments.units import once
 from quell.models import Model, deep_gp, logistic_regression
 
 _MODEL_KEY = 0  # inducing points are part of the model: the same for every seed
+_TOGETHER = 4096  # losses computed at once, few enough to stay in the cache
 
 
 class Problem(NamedTuple):
@@ -44,9 +45,13 @@ class Problem(NamedTuple):
         objective = self.objective
         noise = objective.sample_noise(key, self.counts.size, samples=samples)
         by_row = jax.vmap(objective.loss, (None, 0, 0))
-        losses = jax.vmap(by_row, (None, 0, None))(params, noise, self.distinct)
+        totals = jax.lax.map(
+            lambda one: by_row(params, one, self.distinct) @ self.counts,
+            noise,
+            batch_size=max(1, _TOGETHER // self.counts.size),
+        )
         assert objective.regulariser is not None
-        return losses.mean(0) @ self.counts + objective.regulariser(params)
+        return totals.mean() + objective.regulariser(params)
 
 
 @once

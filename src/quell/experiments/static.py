@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-import optax
 from jax import lax
 from jaxtyping import Array, Float, Int, PyTree
 
 from quell._batches import reshuffle
+from quell.coefficients._adam import adam
 from quell.experiments.config import Plan
 from quell.experiments.methods import Method, control
 from quell.experiments.problems import PROBLEMS
@@ -29,7 +29,7 @@ def units(plan: Plan) -> list[Unit]:
         for basis in static.bases
         for criterion in static.criteria
         for hidden in static.networks_for(basis, criterion)
-        for rate in static.learning_rates
+        for rate in static.rates_for(criterion)
     ]
 
 
@@ -132,7 +132,7 @@ def student(plan: Plan, method: Method):
     problem = PROBLEMS[plan.model]()
 
     def learn(state, lessons: Lessons, rate: Float[Array, ""], begin, end):
-        control_variate = control(problem, method, optax.adam(rate))
+        control_variate = control(problem, method, adam(rate))
 
         def step(i, state):
             batch = jax.tree.map(lambda leaf: leaf[lessons.indices[i]], problem.data)
@@ -166,6 +166,6 @@ def _start(model: str, basis: str, hidden: tuple[int, ...]):
     problem, method = PROBLEMS[model](), Method(basis, "squared_difference", hidden)
 
     def start(key, params):
-        return control(problem, method, optax.adam(1.0)).init(params, key=key)
+        return control(problem, method, adam(1.0)).init(params, key=key)
 
     return jax.jit(over_seeds(model, start))

@@ -12,6 +12,7 @@ import optax
 
 from quell._batches import reshuffle
 from quell._loop import Loop, compiled_loop, run_keys
+from quell.coefficients._adam import adam
 from quell.estimators import Estimator, MakeEstimator, monte_carlo
 from quell.experiments.config import CONTEXT_FREE, Plan
 from quell.experiments.methods import Method, estimator
@@ -56,9 +57,7 @@ def _run(plan: Plan) -> Table:
         for criterion in table.criteria:
             method = Method("linear", criterion, hidden)
             name = "amortised" if hidden != CONTEXT_FREE else "context-free"
-            makers[criterion, name] = estimator(
-                problem, method, optax.adam(plan.main_learning_rate)
-            )
+            makers[criterion, name] = estimator(problem, method, adam(plan.main_learning_rate))
     with ThreadPoolExecutor(2) as pool:  # compiles two at a time; timing comes after
         made = pool.map(lambda make: _timer(plan, make(problem.objective)), makers.values())
         timers = dict(zip(makers, made))

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from quell._batches import reshuffle
 from quell._loop import Carried, Loop, Monitor, RunKeys, compiled_loop, run_keys
+from quell.coefficients._adam import adam
 from quell.estimators import monte_carlo
 from quell.experiments.config import Plan
 from quell.experiments.methods import Method, estimator
@@ -118,7 +119,7 @@ def _loop(
     problem, optimizer = PROBLEMS[plan.model](), optax.adam(plan.learning_rate)
 
     def loop(rate) -> Loop:
-        make = monte_carlo() if method is None else estimator(problem, method, optax.adam(rate))
+        make = monte_carlo() if method is None else estimator(problem, method, adam(rate))
         return compiled_loop(
             make(problem.objective),
             optimizer,
@@ -143,7 +144,7 @@ def _start(model: str, basis: str | None, hidden: tuple[int, ...]):
     problem = PROBLEMS[model]()
     make = monte_carlo()
     if basis is not None:
-        make = estimator(problem, Method(basis, "squared_difference", hidden), optax.adam(1.0))
+        make = estimator(problem, Method(basis, "squared_difference", hidden), adam(1.0))
 
     def start(keys: RunKeys) -> Carried:
         params = problem.init(keys.params)
