@@ -9,7 +9,6 @@ from pathlib import Path
 
 import _timing
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -20,6 +19,7 @@ from quell.experiments.field import contest
 
 KEY = jax.random.key(0)
 ADAM = optax.adam(1e-2)
+RATES = (3e-3, 1e-2, 3e-2)
 BASELINES = {"plain": estimators.monte_carlo(), "antithetic": estimators.antithetic()}
 PROBLEMS = {
     "titanic": ("logistic", "titanic", (10, 30, 100, 300, 1000)),
@@ -34,11 +34,24 @@ PROBLEMS = {
 def candidates(problem, params):
     """The closed form with functions of the draws that pay, and on the points alone."""
     arguments = (KEY, problem.objective, params, problem.data)
-    made = {"closed form": estimators.closed_form(*arguments, context=problem.context)}
-    made["closed form, points"] = estimators.closed_form(
-        *arguments, context=problem.context, basis=bases.none()
+    leaves = estimators.noisy_leaves(*arguments, estimators.antithetic())
+    both = estimators.closed_form(*arguments, context=problem.context, leaves=leaves)
+    points = estimators.closed_form(
+        *arguments, context=problem.context, leaves=leaves, basis=bases.none()
     )
-    return made
+    return {"closed-form": both, "closed-form-points": points}
+
+
+def recommended(problem, params, sizes, seconds):
+    """What `quell.recommend` says at every batch size."""
+    found = {}
+    for size in sizes:
+        found[size] = quell.recommend(
+            problem.objective, problem.data, params, key=KEY, batch_size=size, seconds=seconds,
+            context=problem.context,
+        )  # fmt: skip
+        print(f"\n{problem.name}\n{found[size]}", flush=True)
+    return found
 
 
 def efficiency(name, num_steps, seconds, sizes=None):
@@ -47,28 +60,30 @@ def efficiency(name, num_steps, seconds, sizes=None):
     problem = contest(model, data)
     params = problem.init(KEY)
     ours = candidates(problem, params)
+    sizes = sizes or all_sizes
+    advice = recommended(problem, params, sizes[:: len(sizes) - 1 or 1], seconds / 4)
     found = quell.compare(
         KEY,
         problem.objective,
-        ours,
+        {pick.name: pick.estimator for pick in advice.values()} | ours,
         params,
         problem.data,
         baselines=BASELINES,
-        driver=ours["closed form, points"],
-        batch_sizes=sizes or all_sizes,
+        driver=ours["closed-form-points"],
+        batch_sizes=sizes,
         num_steps=num_steps,
         seconds=seconds,
     )
     print(f"\n{problem.name}\n{found}", flush=True)
-    return found.to_json() | summary(found)
+    return found.to_json() | {"summary": summary(found, ours, advice)}
 
 
-def summary(found):
-    """The best of ours against the best of theirs, and what is left of the variance."""
+def summary(found, ours, advice):
+    """The best of ours against the best of theirs, what is left of the variance, and the advice."""
     cost = {(row.name, row.batch_size): row.error * row.seconds_per_step for row in found.rows}
     variance = {(row.name, row.batch_size): row.variance_total.value for row in found.rows}
     points = {(row.name, row.batch_size): row.variance_points.value for row in found.rows}
-    ours = [at for at in cost if at[0] not in BASELINES]
+    ours = [at for at in cost if at[0] in ours]
     best = min(ours, key=lambda at: cost[at])
     least = min(size for _, size in cost)
     at_least = min((at for at in ours if at[1] == least), key=lambda at: cost[at])
@@ -81,11 +96,15 @@ def summary(found):
         f"variance left at batch {least}": variance[at_least] / variance["plain", least],
         f"points' variance left at batch {least}": points[at_least] / points["plain", least],
     }
+    gained = {(row.name, row.batch_size): row.efficiency_vs_plain for row in found.rows}
+    for size, pick in advice.items():
+        of[f"recommended at batch {size}"] = pick.name
+        of[f"its efficiency over plain at batch {size}"] = gained[pick.name, size]
     print(
         "  "
         + "; ".join(f"{k}: {v if isinstance(v, str) else format(v, '.3g')}" for k, v in of.items())
     )
-    return {"summary": of}
+    return of
 
 
 def static_draws(seed, frozen_after=1000, learning=1000, batch_size=10, seconds=5.0):
@@ -139,25 +158,40 @@ def static(seeds=5):
 
 
 def time_to_target(seconds):
-    """Seconds of training until the bound on titanic is within one nat of its optimum."""
+    """Seconds of training until the bound on titanic is within one nat of its optimum.
+
+    Each estimator at its best batch size and rate.
+    """
     problem = contest("logistic", "titanic")
-    params = problem.init(KEY)
-    make = candidates(problem, params)
+    objective, data, params = problem.objective, problem.data, problem.init(KEY)
+    ours = candidates(problem, params)
     steps = 20_000
     end = quell.fit(
-        problem.objective, problem.data, params=params, num_steps=steps, batch_size=100, key=KEY,
+        objective, data, params=params, num_steps=steps, batch_size=100, key=KEY,
         optimizer=optax.adam(optax.cosine_decay_schedule(1e-2, steps)),
-        estimator=make["closed form"],
+        estimator=ours["closed-form"],
     ).params  # fmt: skip
-    draws = problem.objective.sample_noise(KEY, problem.objective.num_data, samples=200)
-    optimum = float(jnp.asarray(problem.objective.value(end, draws, problem.data)))
-    found = quell.compare(
-        KEY, problem.objective, make, params, problem.data, baselines=BASELINES,
-        batch_sizes=(10, 100, 1000), num_steps=1000, seconds=seconds, target=optimum + 1,
-    )  # fmt: skip
-    print(f"\ntime to within one nat of {optimum:.2f}\n{found}", flush=True)
-    reached = {f"{row.name}, batch {row.batch_size}": row.seconds_to_target for row in found.rows}
-    return {"optimum": optimum, "seconds_to_target": reached}
+    precise = estimators.antithetic(200)(objective)
+    optimum = float(precise.estimate(KEY, end, data, precise.init(KEY, end, data))[1])
+    runs = []
+    for rate in RATES:
+        found = quell.compare(
+            KEY, objective, ours, params, data, baselines=BASELINES, batch_sizes=(10, 100, 1000),
+            num_steps=500, optimizer=optax.adam(rate), seconds=seconds / len(RATES),
+            target=optimum + 1, target_steps=5_000,
+        )  # fmt: skip
+        runs += [
+            {"name": row.name, "batch_size": row.batch_size, "rate": rate,
+             "seconds": row.seconds_to_target}
+            for row in found.rows
+        ]  # fmt: skip
+    print(f"\ntime to within one nat of {optimum:.2f}, at the best batch size and rate")
+    best = {}
+    for name in dict.fromkeys(run["name"] for run in runs):
+        arrived = [run for run in runs if run["name"] == name and run["seconds"] is not None]
+        best[name] = min(arrived, key=lambda run: run["seconds"], default=None)
+        print(f"  {name}: {best[name] or 'never'}", flush=True)
+    return {"optimum": optimum, "best": best, "runs": runs}
 
 
 def main():
