@@ -177,12 +177,14 @@ def _dynamic(results: Results):
                 if not panels:
                     continue
                 main = (criterion, rate) == ("squared_difference", plan.main_learning_rate)
+                both = (
+                    "; hollow marks are the paper’s order" if PAPERS in plan.dynamic.orders else ""
+                )
                 caption = (
                     f"Dynamic: {NAMES[model]}, {SHORT[criterion]}, coefficient learning rate "
                     f"{rate:g}. What is left of the variance at three points of joint training, "
                     "by the paper’s measure (above) and by the draws’ part of the trace (below); "
-                    "network [128, 128, 128]. The vertical line is no reduction; hollow marks are "
-                    "the paper’s order."
+                    f"network [128, 128, 128]. The vertical line is no reduction{both}."
                 )
                 name = f"dynamic-{model}-{criterion}-{rate:g}"
                 yield name, caption, main, plot.ratio_dots(panels)

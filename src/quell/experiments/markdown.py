@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from quell.experiments.report import JUDGED, WORDS, Picture
 from quell.experiments.results import Results
 from quell.experiments.run import readable
-from quell.experiments.tables import order_rows, order_sentence, shown, timing_rows
+from quell.experiments.tables import (
+    LEFT_HEAD,
+    LEFT_NOTE,
+    left_rows,
+    order_rows,
+    order_sentence,
+    shown,
+    timing_rows,
+)
 from quell.experiments.verdicts import MODELS, Claim, explained, verdict
 
 
@@ -41,6 +49,7 @@ def page(
     for picture in pictures:
         if picture.main and not picture.name.startswith("orders"):
             lines += _figure(picture)
+    lines += _left(results)
     lines += _orders(results, pictures)
     lines += _table_one(results)
     return "\n".join(lines)
@@ -68,6 +77,16 @@ def _claim(claim: Claim) -> list[str]:
         lines.append(
             f"| {MODELS[part.model]} | {part.name} | {shown(part.interval)} | {paper} | {mark} |"
         )
+    return [*lines, ""]
+
+
+def _left(results: Results) -> list[str]:
+    rows = left_rows(results)
+    if not rows:
+        return []
+    lines = ["## What is left, in numbers", "", LEFT_NOTE, ""]
+    for row in (LEFT_HEAD, ["---"] * len(LEFT_HEAD), *rows):
+        lines.append(f"| {' | '.join(row)} |")
     return [*lines, ""]
 
 

@@ -7,7 +7,15 @@ from typing import NamedTuple
 
 from quell.experiments.results import Results
 from quell.experiments.run import readable
-from quell.experiments.tables import order_rows, order_sentence, shown, timing_rows
+from quell.experiments.tables import (
+    LEFT_HEAD,
+    LEFT_NOTE,
+    left_rows,
+    order_rows,
+    order_sentence,
+    shown,
+    timing_rows,
+)
 from quell.experiments.verdicts import MODELS, Claim, Part, explained, verdict
 
 WORDS = (
@@ -106,6 +114,7 @@ that differ from the paper are open.</p>
 <h2>Figures</h2>
 {main}
 {folded}
+{_left(results)}
 {_orders(results, pictures)}
 {_table_one(results)}
 <h2>How this was made</h2>
@@ -169,6 +178,20 @@ def _figure(picture: Picture) -> str:
         f'<figure id="{picture.name}"><div class="scroll"><img alt="{caption}" width="{width}" '
         f'src="data:image/png;base64,{data}"></div><figcaption>{caption}</figcaption></figure>\n'
     )
+
+
+def _left(results: Results) -> str:
+    rows = left_rows(results)
+    if not rows:
+        return ""
+    head = "".join(f"<th>{cell}</th>" for cell in LEFT_HEAD)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>\n" for row in rows)
+    return f"""<h2 id="left">What is left, in numbers</h2>
+<p>{LEFT_NOTE}</p>
+<div class="scroll"><table>
+<tr>{head}</tr>
+{body}</table></div>
+"""
 
 
 def _orders(results: Results, pictures: Sequence[Picture]) -> str:
