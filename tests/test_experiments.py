@@ -141,7 +141,8 @@ def test_what_the_paper_fixes_is_the_default():
         assert plan.batch_size == 10
         assert plan.static.frozen_after == (10, 200, 1000)
         assert max(plan.static.measured_after) == 1000
-        assert plan.static.learning_rates == (1e-2, 1e-3)
+        assert plan.static.rates_for("squared_difference") == (1e-2, 1e-3)
+        assert rate in plan.static.rates_for("partial_gradients")
         assert plan.traces.num_steps == 2000
         assert (plan.table_one.repetitions, plan.table_one.runs) == (100, 10)
         assert DEEPEST in plan.dynamic.networks

@@ -65,6 +65,7 @@ def test_both_orders_are_measured_at_the_same_coefficients(whole):
     assert ours["controlled_draws"] != papers["controlled_draws"]
     for page in ("report.html", "reproduction.md"):
         assert "The order of learning and applying" in (whole / page).read_text()
+        assert "What is left, in numbers" in (whole / page).read_text()
 
 
 def test_the_two_orders_train_differently(whole):
