@@ -302,15 +302,20 @@ def test_a_transformation_cannot_measure_leaves_by_itself(regression):
 
 
 def test_the_basis_is_what_the_sampling_leaves_over():
-    size = {
-        name: paying_basis(noise, mirrored).apply(noise, jnp.ones(noise.size), {}, None).size
-        for name, noise, mirrored in (
-            ("pairs", quell.normal(4), True),
-            ("many", quell.normal(50), True),
-            ("single", quell.from_moments(3, jax.random.exponential, [1.0, 2.0]), False),
-        )
+    pair, one = estimators.antithetic(), estimators.monte_carlo()
+    exponential = quell.from_moments(3, jax.random.exponential, [1.0, 2.0])
+    cases = {
+        "pairs": (quell.normal(4), pair, 5),
+        "many": (quell.normal(50), pair, 5),
+        "wide context": (quell.normal(4), pair, 64),
+        "single": (quell.normal(4), one, 5),
+        "no mirror": (exponential, one, 5),
     }
-    assert size == {"pairs": 10, "many": 0, "single": 3}
+    size = {
+        name: paying_basis(noise, *of).apply(noise, jnp.ones(noise.size), {}, None).size
+        for name, (noise, *of) in cases.items()
+    }
+    assert size == {"pairs": 10, "many": 0, "wide context": 0, "single": 4, "no mirror": 3}
 
 
 def test_plain_wins_where_nothing_beats_it():

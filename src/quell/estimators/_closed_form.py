@@ -22,7 +22,8 @@ from quell.noise import Noise
 _SAMPLE = 256  # examples that the choice of leaves looks at
 _SHARE = 0.95  # of the variance that the chosen leaves carry
 _ADAM, _WARM_UP = optax.adam(1e-2), 300  # the short training before that
-_FUNCTIONS = 16  # the most functions of the noise that pay
+_FUNCTIONS = 16  # the most functions of the noise that pay,
+_PRODUCTS = 256  # and the most products of them with the context
 
 
 def closed_form(
@@ -54,18 +55,21 @@ def closed_form(
       context: the contexts of a batch; every leaf of the batch, side by side, by default.
       rows: how many examples per batch to learn from.
     """
-    mirrored = objective.noise.reflect is not None
     if sampling is None:
-        sampling = antithetic() if mirrored else monte_carlo()
+        sampling = monte_carlo() if objective.noise.reflect is None else antithetic()
     measure_key, control_key = jax.random.split(key)
     if isinstance(leaves, Automatic):
         leaves = noisy_leaves(measure_key, objective, params, data, sampling)
+    contexts = context(data)
+    if basis is None:
+        width = jax.eval_shape(as_matrix, contexts).shape[1]
+        basis = paying_basis(objective.noise, sampling, width)
     control = control_variate(
-        paying_basis(objective.noise, mirrored) if basis is None else basis,
+        basis,
         coefficients.least_squares() if model is None else model,
         criteria.partial_gradients,
         noise=objective.noise,
-        context=context(data),
+        context=contexts,
         key=control_key,
         leaves=leaves,
         points=True,
@@ -73,13 +77,17 @@ def closed_form(
     return controlled(sampling, control, context=context, rows=rows)
 
 
-def paying_basis(noise: Noise, mirrored: bool) -> bases.Basis:
-    """Functions of the noise that the sampling does not cancel, if they are few."""
+def paying_basis(noise: Noise, sampling: Sampling, width: int) -> bases.Basis:
+    """Functions of the noise that the sampling does not cancel, if they are few.
+
+    Each of them is multiplied with a context of this width and a one.
+    """
     D = noise.size
-    if mirrored:
-        few = noise.name == "normal" and 0 < D * (D + 1) // 2 <= _FUNCTIONS
-        return bases.hermite(2, cross=True, odd=False) if few else bases.none()
-    return bases.linear() if D <= _FUNCTIONS else bases.none()
+    functions = D * (D + 1) // 2 if sampling.balanced else D
+    few = 0 < functions <= min(_FUNCTIONS, _PRODUCTS // (width + 1))
+    if not few or (sampling.balanced and noise.name != "normal"):
+        return bases.none()
+    return bases.hermite(2, cross=True, odd=False) if sampling.balanced else bases.linear()
 
 
 def noisy_leaves(

@@ -21,9 +21,11 @@ class Sampling(NamedTuple):
       draw: `draw(key, objective, batch_size)` gives draws with leaves `[S, B or 1, ...]`, each of
         them distributed as `objective.noise`. Draws of different examples are independent unless
         the batch shares them.
+      balanced: whether what is odd in the noise cancels, all of it or nearly.
     """
 
     draw: Callable[[Key[Array, ""], Objective, int], PyTree[Array]]
+    balanced: bool = False
 
     def __call__(self, objective: Objective) -> Estimator:
         def estimate(key, params, batch, state):
@@ -68,7 +70,7 @@ def antithetic(samples: int = 2, *, shared: bool = False) -> Sampling:
         mirrored = jax.vmap(jax.vmap(reflect))(half)
         return jax.tree.map(lambda e, m: jnp.concatenate([e, m]), half, mirrored)
 
-    return Sampling(draw)
+    return Sampling(draw, balanced=True)
 
 
 def quasi_monte_carlo(samples: int = 8, *, shared: bool = False) -> Sampling:
@@ -106,7 +108,7 @@ def quasi_monte_carlo(samples: int = 8, *, shared: bool = False) -> Sampling:
         least = jnp.finfo(u.dtype).eps / 2
         return noise.from_uniform(jnp.clip(u, least, 1 - least))
 
-    return Sampling(draw)
+    return Sampling(draw, balanced=True)
 
 
 @lru_cache
