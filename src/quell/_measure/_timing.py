@@ -22,6 +22,7 @@ _LENGTH_ROWS = 2**16  # the most indices computed at once
 _PATH_NUMBERS = 2**22  # the most numbers in a path of parameters
 _TURN = 0.05  # seconds of one turn of one loop
 _TURNS = 100  # the most turns
+_PERIOD = 64  # steps among which rare work, such as a refresh, is shared out
 
 
 class Stepper(NamedTuple):
@@ -149,10 +150,11 @@ def seconds_per_step(
     *,
     seconds: float,
 ) -> dict[Name, float]:
-    """The median time of a step in each of several loops, which take turns.
+    """The typical time of a step in each of several loops, which take turns.
 
     Turns spread whatever else the machine is doing over all of the loops alike. States evolve from
-    turn to turn, so that work done every so many steps is counted.
+    turn to turn, and the median is over stretches of at least 64 steps, so that work done every so
+    many steps is counted.
 
     Args:
       key: for batches and noise.
@@ -174,7 +176,18 @@ def seconds_per_step(
             start = time.perf_counter()
             states[name] = loop.advance(prepared, states[name], counts[name])
             times[name].append((time.perf_counter() - start) / counts[name])
-    return {name: float(np.median(taken)) for name, taken in times.items()}
+    return {name: _typical(taken, counts[name]) for name, taken in times.items()}
+
+
+def _typical(times: list[float], count: int) -> float:
+    """The median over stretches of turns of `count` steps each, long enough for rare work.
+
+    >>> _typical([1.0, 1.0, 1.0, 9.0] * 5, 16), _typical([1.0, 9.0, 1.0], 64)
+    (3.0, 1.0)
+    """
+    turns = min(len(times), math.ceil(_PERIOD / count))
+    whole = len(times) - len(times) % turns
+    return float(np.median(np.reshape(times[:whole], (-1, turns)).mean(1)))
 
 
 def peak_memory(
