@@ -14,7 +14,7 @@ settings.load_profile("default")
 _TRUNK_ROWS = ("unbiased[linear-learned_trunk-partial_gradients]", "dtypes_are", "bad_shapes_are")
 
 
-# Six seconds and more, with shorter tests of the same things beside them.
+# Five seconds and more, with shorter tests of the same things beside them.
 _LONG = (
     "test_the_field_is_made_or_says_why_not[deep-gp]",
     "test_the_ensemble_is_never_worse_than_its_best_member",
@@ -32,6 +32,10 @@ _LONG = (
     "test_paired_svrg_is_off_by_the_error_of_its_full_pass_and_no_more",
     "test_bench_prints_tables_and_json",
     "test_compositions_train[ensemble of svrg + taylor]",
+    "test_shapes[2-noise1]",
+    "test_titanic_is_within_a_hundredth_of_the_best_linear_model[full_covariance]",
+    "test_the_whole_data_as_batch_has_no_noise_from_points",
+    "test_an_interrupted_run_of_several_keys_continues",
 )
 
 
