@@ -2,18 +2,10 @@
 
 from collections.abc import Sequence
 
+from quell.experiments import tables
 from quell.experiments.report import JUDGED, WORDS, Picture
 from quell.experiments.results import Results
 from quell.experiments.run import readable
-from quell.experiments.tables import (
-    LEFT_HEAD,
-    LEFT_NOTE,
-    left_rows,
-    order_rows,
-    order_sentence,
-    shown,
-    timing_rows,
-)
 from quell.experiments.verdicts import MODELS, Claim, explained, verdict
 
 
@@ -73,31 +65,30 @@ def _claim(claim: Claim) -> list[str]:
     ]
     for part, judged in [(p, True) for p in claim.parts] + [(p, False) for p in claim.also]:
         mark = verdict(part.holds) if judged else f"({verdict(part.holds)})"
-        paper = shown(part.paper) if part.paper else ""
-        lines.append(
-            f"| {MODELS[part.model]} | {part.name} | {shown(part.interval)} | {paper} | {mark} |"
-        )
+        paper = tables.shown(part.paper) if part.paper else ""
+        effect = tables.shown(part.interval)
+        lines.append(f"| {MODELS[part.model]} | {part.name} | {effect} | {paper} | {mark} |")
     return [*lines, ""]
 
 
 def _left(results: Results) -> list[str]:
-    rows = left_rows(results)
+    rows = tables.left_rows(results)
     if not rows:
         return []
-    lines = ["## What is left, in numbers", "", LEFT_NOTE, ""]
-    for row in (LEFT_HEAD, ["---"] * len(LEFT_HEAD), *rows):
+    lines = ["## What is left, in numbers", "", tables.LEFT_NOTE, ""]
+    for row in (tables.LEFT_HEAD, ["---"] * len(tables.LEFT_HEAD), *rows):
         lines.append(f"| {' | '.join(row)} |")
     return [*lines, ""]
 
 
 def _orders(results: Results, pictures: Sequence[Picture]) -> list[str]:
-    rows = order_rows(results)
+    rows = tables.order_rows(results)
     if not rows:
         return []
     lines = [
         "## The order of learning and applying",
         "",
-        order_sentence(rows),
+        tables.order_sentence(rows),
         "",
         "| model | variate | coefficient steps | paper's: bias ÷ gradient | z | left "
         "| unbiased: bias ÷ gradient | z | left |",
@@ -115,8 +106,8 @@ def _orders(results: Results, pictures: Sequence[Picture]) -> list[str]:
 
 
 def _table_one(results: Results) -> list[str]:
-    tables = {model: timing_rows(results, model) for model in results.models}
-    if not any(tables.values()):
+    timed = {model: tables.timing_rows(results, model) for model in results.models}
+    if not any(timed.values()):
         return []
     lines = [
         "## Table 1: time of a training step",
@@ -127,6 +118,6 @@ def _table_one(results: Results) -> list[str]:
         "| model | method | step by step | of plain | compiled loop | of plain |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for model, rows in tables.items():
+    for model, rows in timed.items():
         lines += [f"| {MODELS[model]} | {name} | {' | '.join(cells)} |" for name, cells in rows]
     return [*lines, ""]

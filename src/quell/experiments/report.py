@@ -5,17 +5,9 @@ import html
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from quell.experiments import tables
 from quell.experiments.results import Results
 from quell.experiments.run import readable
-from quell.experiments.tables import (
-    LEFT_HEAD,
-    LEFT_NOTE,
-    left_rows,
-    order_rows,
-    order_sentence,
-    shown,
-    timing_rows,
-)
 from quell.experiments.verdicts import MODELS, Claim, Part, explained, verdict
 
 WORDS = (
@@ -133,7 +125,7 @@ def _sentence(text: str) -> str:
 def _claim(claim: Claim) -> str:
     kind = {True: "yes", False: "no", None: "unknown"}[claim.holds]
     mark = verdict(claim.holds) if claim.parts else "not run"
-    number = shown(claim.weakest.interval) if claim.weakest else ""
+    number = tables.shown(claim.weakest.interval) if claim.weakest else ""
     head = (
         f'<summary><span class="text"><b>{claim.id}.</b> {html.escape(claim.text)}</span>'
         f'<span class="number">{number}</span>'
@@ -160,13 +152,13 @@ def _claim(claim: Claim) -> str:
 def _part(part: Part, has_paper: bool, judged: bool = True) -> str:
     paper = ""
     if has_paper:
-        number = shown(part.paper) if part.paper else ""
+        number = tables.shown(part.paper) if part.paper else ""
         paper = f'<td data-label="by the paper’s measure">{number}</td>'
     mark = verdict(part.holds) if judged else f"({verdict(part.holds)})"
     return (
         f'<tr><td class="model">{MODELS[part.model]}</td>'
         f'<td class="name">{html.escape(part.name)}</td>'
-        f'<td data-label="effect">{shown(part.interval)}</td>{paper}<td>{mark}</td></tr>\n'
+        f'<td data-label="effect">{tables.shown(part.interval)}</td>{paper}<td>{mark}</td></tr>\n'
     )
 
 
@@ -181,13 +173,13 @@ def _figure(picture: Picture) -> str:
 
 
 def _left(results: Results) -> str:
-    rows = left_rows(results)
+    rows = tables.left_rows(results)
     if not rows:
         return ""
-    head = "".join(f"<th>{cell}</th>" for cell in LEFT_HEAD)
+    head = "".join(f"<th>{cell}</th>" for cell in tables.LEFT_HEAD)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>\n" for row in rows)
     return f"""<h2 id="left">What is left, in numbers</h2>
-<p>{LEFT_NOTE}</p>
+<p>{tables.LEFT_NOTE}</p>
 <div class="scroll"><table>
 <tr>{head}</tr>
 {body}</table></div>
@@ -195,7 +187,7 @@ def _left(results: Results) -> str:
 
 
 def _orders(results: Results, pictures: Sequence[Picture]) -> str:
-    rows = order_rows(results)
+    rows = tables.order_rows(results)
     if not rows:
         return ""
     body = "".join(
@@ -208,7 +200,7 @@ def _orders(results: Results, pictures: Sequence[Picture]) -> str:
     drawn = "".join(_figure(picture) for picture in shown_here)
     half = "<th>bias ÷ gradient</th><th>z</th><th>left</th>"
     return f"""<h2 id="orders">The order of learning and applying</h2>
-<p>{html.escape(order_sentence(rows))}</p>
+<p>{html.escape(tables.order_sentence(rows))}</p>
 <div class="scroll"><table>
 <tr><th rowspan="2">model</th><th rowspan="2">variate</th><th rowspan="2">coefficient<br>steps</th>
 <th colspan="3">learn, then apply: the paper’s</th><th colspan="3">apply, then learn</th></tr>
@@ -220,29 +212,29 @@ where chance explains more than was seen. Squared difference, the model frozen l
 
 
 def _table_one(results: Results) -> str:
-    tables = ""
+    timed = ""
     for model in results.models:
-        rows = timing_rows(results, model)
+        rows = tables.timing_rows(results, model)
         if not rows:
             continue
         body = "".join(
             f"<tr><td>{name}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>\n"
             for name, cells in rows
         )
-        tables += f"""<h3>{_sentence(MODELS[model])}</h3>
+        timed += f"""<h3>{_sentence(MODELS[model])}</h3>
 <div class="scroll"><table>
 <tr><th rowspan="2">method</th><th colspan="2">step by step</th>
 <th colspan="2">compiled loop</th></tr>
 <tr><th>ms (sd)</th><th>of plain</th><th>ms (sd)</th><th>of plain</th></tr>
 {body}</table></div>
 """
-    if not tables:
+    if not timed:
         return ""
     return f"""<h2 id="table-1">Table 1: time of a training step</h2>
 <p>Milliseconds, mean and standard deviation over repetitions, and the ratio of medians to the plain
 step, which the paper did not time. Step by step is one call from Python per step, as in the paper;
 the compiled loop is how <code>quell.fit</code> trains.</p>
-{tables}"""
+{timed}"""
 
 
 _STYLE = """

@@ -23,8 +23,7 @@ LEFT_HEAD = ("model", "variate", "criterion", "rate", "left of the draws", "medi
 LEFT_NOTE = (
     "The linear variate with the model frozen late, after all coefficient steps: what is left of "
     "the draws’ part of the trace, mean over seeds with its 95 % interval, and median; and of the "
-    "norm’s variance, the paper’s measure. Where mean and median differ, a few seeds were measured "
-    "while Adam was far from its best."
+    "norm’s variance, the paper’s measure. Where mean and median differ, a few seeds stand apart."
 )
 
 
