@@ -5,6 +5,7 @@ all estimators are compared at the same parameters.
 """
 
 import argparse
+from itertools import product
 from pathlib import Path
 
 import _timing
@@ -14,7 +15,14 @@ import optax
 
 import quell
 from quell import bases, coefficients, contexts, criteria, estimators
-from quell._measure import ceilings, full_gradient, learned_state, noisiness, stepper
+from quell._measure import (
+    ceilings,
+    full_gradient,
+    learned_state,
+    noisiness,
+    seconds_per_step,
+    stepper,
+)
 from quell.experiments.field import contest
 
 KEY = jax.random.key(0)
@@ -157,37 +165,54 @@ def static(seeds=5):
     return {"draws_left": left, "best": best, "median": middle[0], "median_best": middle[1]}
 
 
-def time_to_target(seconds):
+def time_to_target(sizes=(10, 30, 100, 300, 1000), num_seeds=8, num_steps=1500, every=10):
     """Seconds of training until the bound on titanic is within one nat of its optimum.
 
-    Each estimator at its best batch size and rate.
+    Steps are the median over seeds of when the bound, estimated with many draws, is first there.
     """
     problem = contest("logistic", "titanic")
     objective, data, params = problem.objective, problem.data, problem.init(KEY)
-    ours = candidates(problem, params)
+    makers = BASELINES | {"closed-form": candidates(problem, params)["closed-form"]}
+    precise = estimators.antithetic(16)(objective)
+    state = precise.init(KEY, params, data)
+
+    def bound(params):
+        return precise.estimate(KEY, params, data, state)[1]
+
     steps = 20_000
     end = quell.fit(
         objective, data, params=params, num_steps=steps, batch_size=100, key=KEY,
         optimizer=optax.adam(optax.cosine_decay_schedule(1e-2, steps)),
-        estimator=ours["closed-form"],
+        estimator=makers["closed-form"],
     ).params  # fmt: skip
-    precise = estimators.antithetic(200)(objective)
-    optimum = float(precise.estimate(KEY, end, data, precise.init(KEY, end, data))[1])
+    optimum = float(bound(end))
+    at = list(product(makers, sizes))
+    made = {name: make(objective) for name, make in makers.items()}
+    took = seconds_per_step(
+        KEY,
+        {(name, size): stepper(made[name], params, data, size, ADAM) for name, size in at},
+        {(name, size): made[name].init(KEY, params, data) for name, size in at},
+        seconds=2.0 * len(at),
+    )
     runs = []
-    for rate in RATES:
-        found = quell.compare(
-            KEY, objective, ours, params, data, baselines=BASELINES, batch_sizes=(10, 100, 1000),
-            num_steps=500, optimizer=optax.adam(rate), seconds=seconds / len(RATES),
-            target=optimum + 1, target_steps=5_000,
+    for (name, size), rate in product(at, RATES):
+        found = quell.fit(
+            objective, data, params=problem.init, num_steps=num_steps, batch_size=size,
+            optimizer=optax.adam(rate), key=jax.random.split(KEY, num_seeds),
+            estimator=makers[name], monitors={"bound": lambda step: bound(step.params)},
+            monitor_every=every,
         )  # fmt: skip
-        runs += [
-            {"name": row.name, "batch_size": row.batch_size, "rate": rate,
-             "seconds": row.seconds_to_target}
-            for row in found.rows
-        ]  # fmt: skip
+        there = found.history.monitors["bound"][:, ::every] <= optimum + 1
+        first = np.where(there.any(1), there.argmax(1) * every, np.inf)
+        count = float(np.median(first))
+        runs.append(
+            {"name": name, "batch_size": size, "rate": rate,
+             "steps": count if np.isfinite(count) else None,
+             "seconds": count * took[name, size] if np.isfinite(count) else None}
+        )  # fmt: skip
     print(f"\ntime to within one nat of {optimum:.2f}, at the best batch size and rate")
     best = {}
-    for name in dict.fromkeys(run["name"] for run in runs):
+    for name in makers:
         arrived = [run for run in runs if run["name"] == name and run["seconds"] is not None]
         best[name] = min(arrived, key=lambda run: run["seconds"], default=None)
         print(f"  {name}: {best[name] or 'never'}", flush=True)
@@ -205,7 +230,7 @@ def main():
         if name == "static":
             results[name] = static()
         elif name == "target":
-            results[name] = time_to_target(args.seconds)
+            results[name] = time_to_target()
         else:
             results[name] = efficiency(name, 1000, args.seconds)
             if name == "titanic":

@@ -14,28 +14,16 @@ settings.load_profile("default")
 _TRUNK_ROWS = ("unbiased[linear-learned_trunk-partial_gradients]", "dtypes_are", "bad_shapes_are")
 
 
-# Five seconds and more, with shorter tests of the same things beside them.
-_LONG = (
+# Long too: their neighbours of the same test stand for them in the short run.
+_LONG_ROWS = (
     "test_the_field_is_made_or_says_why_not[deep-gp]",
-    "test_the_ensemble_is_never_worse_than_its_best_member",
-    "test_a_context_dependent_gradient_is_controlled_by_the_network_alone",
-    "test_it_recovers_when_the_objective_jumps",
     "test_a_fit_is_the_loop_written_out[with_replacement]",
     "test_shapes[3-noise2]",
-    "test_any_inner_size_trains[2-4-True]",
-    "test_a_measurement_prints_plots_and_saves",
-    "test_parts_add_up_to_the_variance_of_independent_gradients",
-    "test_long_runs_use_what_was_recommended",
-    "test_vmap_over_seeds_changes_nothing[least_squares]",
-    "test_network_learns_digits",
-    "test_a_gradient_that_it_describes_is_quiet_wherever_the_parameters_go",
-    "test_paired_svrg_is_off_by_the_error_of_its_full_pass_and_no_more",
-    "test_bench_prints_tables_and_json",
-    "test_compositions_train[ensemble of svrg + taylor]",
     "test_shapes[2-noise1]",
+    "test_any_inner_size_trains[2-4-True]",
+    "test_vmap_over_seeds_changes_nothing[least_squares]",
+    "test_compositions_train[ensemble of svrg + taylor]",
     "test_titanic_is_within_a_hundredth_of_the_best_linear_model[full_covariance]",
-    "test_the_whole_data_as_batch_has_no_noise_from_points",
-    "test_an_interrupted_run_of_several_keys_continues",
 )
 
 
@@ -43,7 +31,7 @@ _LONG = (
 def pytest_collection_modifyitems(items):
     for item in items:
         trunk = "learned_trunk" in item.name and not any(row in item.name for row in _TRUNK_ROWS)
-        if trunk or item.name in _LONG:
+        if trunk or item.name in _LONG_ROWS:
             item.add_marker("slow")
 
 

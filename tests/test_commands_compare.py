@@ -81,6 +81,7 @@ def test_every_benchmark_of_the_command_exists():
     assert set(MODELS) == {"logistic", "deep-gp", "bnn", "vae"}
 
 
+@pytest.mark.slow
 def test_bench_prints_tables_and_json(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(bench, "STEPS", 20)
     assert main(["bench", "--only", "loop", "--rounds", "2", "--out", str(tmp_path)]) == 0

@@ -73,6 +73,7 @@ def test_so_it_is_when_the_batch_shares_its_draws(x64, key, name):
     check(key, ESTIMATORS[name], shared=True)
 
 
+@pytest.mark.slow
 def test_paired_svrg_is_off_by_the_error_of_its_full_pass_and_no_more(x64, key):
     def row(sampling, data):
         return est.svrg(sampling, data, every=100)

@@ -45,6 +45,7 @@ def test_short_runs_are_not_measured(problem, asked, key):
     assert (short.params == plain.params).all()
 
 
+@pytest.mark.slow
 def test_long_runs_use_what_was_recommended(problem, asked, key):
     chosen = run(problem, key)
     pairs = run(problem, key, estimator=quell.estimators.antithetic())

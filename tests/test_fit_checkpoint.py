@@ -66,6 +66,7 @@ def stop_at(limit):
     return callback
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_of_several_keys_continues(key, tmp_path):
     keys = jax.random.split(key, 2)
     with pytest.raises(StopError):

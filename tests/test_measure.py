@@ -114,6 +114,7 @@ def test_parts_match_the_analytic_decomposition(key, toy):
     assert abs(found.bias_z) < 4
 
 
+@pytest.mark.slow
 def test_parts_add_up_to_the_variance_of_independent_gradients(key, toy):
     objective, params, data = toy
     found = noise_of(key, objective, monte_carlo(2), params, data).parts
@@ -142,6 +143,7 @@ def test_a_shared_draw_is_all_main_effect_and_interaction(key, toy):
     assert_matches(found.interaction, interaction, found.total.value)
 
 
+@pytest.mark.slow
 def test_the_whole_data_as_batch_has_no_noise_from_points(key, toy):
     objective, params, data = toy
     found = noise_of(key, objective, monte_carlo(), params, data, batch_size=N).parts
@@ -234,6 +236,7 @@ def test_the_budget_ends_the_measurement(key, toy, monkeypatch):
     assert hasty.evaluations == 16 * _variance._LEAST
 
 
+@pytest.mark.slow
 def test_a_measurement_prints_plots_and_saves(key, toy, tmp_path):
     objective, params, data = toy
     found = measure(key, objective, counting, params, data, batch_size=B, warm_up=7, seconds=0.5)

@@ -76,6 +76,7 @@ def test_it_is_unbiased_over_all_batches_and_draws(x64, key, name):
         assert max_error(*first) < EXACT, "every batch by itself too"
 
 
+@pytest.mark.slow
 def test_a_gradient_that_it_describes_is_quiet_wherever_the_parameters_go(x64, key):
     """g = exp(θ y) ε: learned at one θ, used at another, where no fixed context would do."""
     data = jax.random.uniform(key, (12, 1))

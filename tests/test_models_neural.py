@@ -32,6 +32,7 @@ def trained(model, data, *, num_steps, learning_rate, batch_size=20):
     )
 
 
+@pytest.mark.slow
 def test_network_learns_digits(digits):
     model = bayesian_neural_network(64, 10, hidden=20)
     data = {"x": digits.x, "y": digits.y}
