@@ -63,7 +63,8 @@ def traces(num_steps: int, seeds: int) -> dict:
     objective, data = problem.objective, problem.data
     noise = objective.sample_noise(key, objective.num_data, samples=100)
     amortised = quell.control_variate(
-        bases.linear(), coefficients.recognition_network(), criteria.squared_difference,
+        bases.linear(), coefficients.recognition_network(optimizer=ADAM),
+        criteria.squared_difference,
         noise=objective.noise, context=problem.context(data), key=key,
     )  # fmt: skip
     plain = estimators.monte_carlo()
