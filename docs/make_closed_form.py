@@ -94,12 +94,13 @@ def traces(num_steps: int, seeds: int) -> dict:
 @styled
 def draw(document: dict, path: Path) -> None:
     """Both panels."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.4, 3.2), layout="constrained")
     for colour, (name, found) in zip(COLOURS, document["safety"].items()):
-        left.plot(found["steps"], found["ratio"], color=colour, label=name, lw=1.3)
+        left.plot(found["steps"], found["ratio"], color=colour, lw=1.3)
+        end = found["steps"][-1] + 20, np.median(found["ratio"][-8:])
+        left.annotate(name, end, color=colour, fontsize=7.5, va="center", annotation_clip=False)
     left.axhline(1, color="#767676", lw=0.8)
     left.set(yscale="log", xlabel="step", ylabel="variance against the same pairs alone")
-    left.legend(fontsize=7.5, loc="center right", bbox_to_anchor=(1, 0.32))
     found = document[TRACES]
     plain = np.array(found["plain"])
     for colour, name in zip(COLOURS, ("paper, amortised", "antithetic", "closed form")):
