@@ -34,7 +34,7 @@ reproduction: $(VENV)/.demo  ## the full run, about 80 minutes; makes docs/repro
 	cp out/full/reproduction.md docs/
 	grep -o 'figures/[^)]*' docs/reproduction.md | xargs -I{} cp out/full/{} docs/figures/
 
-comparison: $(VENV)/.data  ## the tables and figures of docs/comparison.md, about an hour
+comparison: $(VENV)/.data  ## the tables and figures of docs/comparison.md, over an hour
 	$(BIN)/python docs/make_comparison.py $(ARGS)
 
 closed-form: $(VENV)/.data  ## the figure of docs/closed_form.md

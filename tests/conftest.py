@@ -16,6 +16,7 @@ _TRUNK_ROWS = ("unbiased[linear-learned_trunk-partial_gradients]", "dtypes_are",
 
 # Long too: their neighbours of the same test stand for them in the short run.
 _LONG_ROWS = (
+    "test_python_blocks_run[recipes.md]",
     "test_the_field_is_made_or_says_why_not[deep-gp]",
     "test_a_fit_is_the_loop_written_out[with_replacement]",
     "test_shapes[3-noise2]",
