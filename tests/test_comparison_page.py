@@ -41,7 +41,10 @@ def test_tables_replace_what_stands_between_the_marks(page, tmp_path):
             row("plain", 100, 0.8, 1e-4, best=0.5),
             row("lopsided", 10, 2.0, 2e-5, error=5.0, plain=0.7, best=0.6),
         ],
-        "unavailable": {"other": "not available: too big"},
+        "unavailable": {
+            "one": "not available: q: expected a density: one looks at it, got none. Make it.",
+            "other": "not available: q: expected a density: other looks at it, got none. Make it.",
+        },
         "ceilings": {"linear": {"value": 0.0312, "low": 0.03, "high": 0.04}, "cubic": "too many"},
     }
     (tmp_path / "titanic.json").write_text(json.dumps(document))
@@ -55,5 +58,5 @@ def test_tables_replace_what_stands_between_the_marks(page, tmp_path):
     assert lines[4] == "| plain | 1, 1, 1; 10; **1** | 1, 1, 1; 100; **1** | 1.00 |"
     assert "(biased)" in lines[5]
     assert "linear 0.031; cubic too many" in written
-    assert "- other: not available: too big" in written
+    assert "Not here: one, other. They need a density." in written
     assert page.with_tables(written, tmp_path) == written

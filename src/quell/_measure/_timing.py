@@ -22,7 +22,8 @@ _LENGTH_ROWS = 2**16  # the most indices computed at once
 _PATH_NUMBERS = 2**22  # the most numbers in a path of parameters
 _TURN = 0.05  # seconds of one turn of one loop
 _TURNS = 100  # the most turns
-_PERIOD = 64  # steps among which rare work, such as a refresh, is shared out
+_STRETCH = 64, 4096  # steps, at least and at most, among which rare work is shared out
+_STRETCHES = 8  # how many of them, where there is time for longer ones
 
 
 class Stepper(NamedTuple):
@@ -98,7 +99,7 @@ def followed_state(
     Where all of it would take longer than `seconds`, it joins later: at the first step, counted
     from the end, for which there is time, and which leaves a prime number of steps.
     """
-    if not jax.tree.leaves(state):
+    if not _has_state(state):
         return state
     T = rows_of(path)
     if math.isfinite(seconds):
@@ -130,7 +131,7 @@ def learned_state(
     key: Key[Array, ""], loop: Stepper, state: PyTree[Array], *, steps: int, seconds: float
 ) -> PyTree[Array]:
     """The state after `steps` steps at fixed parameters, or as many as the time allows."""
-    if not jax.tree.leaves(state):
+    if not _has_state(state):
         return state
     state = loop.advance(loop.prepare(key), state, 0)  # compiles
     began, done, pace = time.monotonic(), 0, 1
@@ -153,8 +154,10 @@ def seconds_per_step(
     """The typical time of a step in each of several loops, which take turns.
 
     Turns spread whatever else the machine is doing over all of the loops alike. States evolve from
-    turn to turn, and the median is over stretches of at least 64 steps, so that work done every so
-    many steps is counted.
+    turn to turn, and where there are such the median is over stretches of 64 steps and more, so
+    that work done every so many steps is counted. A loop with a state takes the turns it needs for
+    that, a second more than its share at most; where its steps are too slow even so, rare work is
+    left out, as small against them.
 
     Args:
       key: for batches and noise.
@@ -167,25 +170,46 @@ def seconds_per_step(
     share = min(_TURN, seconds / max(1, len(loops) * 10))
     counts = {name: _calibrated(key, loop, states[name], share) for name, loop in loops.items()}
     times = {name: [] for name in loops}
+
+    def turn(name, number):
+        prepared = jax.block_until_ready(loops[name].prepare(jax.random.fold_in(key, number)))
+        start = time.perf_counter()
+        states[name] = loops[name].advance(prepared, states[name], counts[name])
+        times[name].append((time.perf_counter() - start) / counts[name])
+
     began = time.monotonic()
-    for turn in range(_TURNS):
-        if turn >= 3 and time.monotonic() - began > seconds:
+    for number in range(_TURNS):
+        if number >= 3 and time.monotonic() - began > seconds:
             break
-        for name, loop in loops.items():
-            prepared = jax.block_until_ready(loop.prepare(jax.random.fold_in(key, turn)))
-            start = time.perf_counter()
-            states[name] = loop.advance(prepared, states[name], counts[name])
-            times[name].append((time.perf_counter() - start) / counts[name])
-    return {name: _typical(taken, counts[name]) for name, taken in times.items()}
+        for name in loops:
+            turn(name, number)
+    for name in loops:
+        missing = _STRETCH[0] - len(times[name]) * counts[name]
+        most = seconds / len(loops) + 1
+        if _has_state(states[name]) and missing * np.median(times[name]) < most:
+            for number in range(math.ceil(missing / counts[name])):
+                turn(name, _TURNS + number)
+    return {
+        name: _typical(taken, counts[name] if _has_state(states[name]) else None)
+        for name, taken in times.items()
+    }
 
 
-def _typical(times: list[float], count: int) -> float:
-    """The median over stretches of turns of `count` steps each, long enough for rare work.
+def _has_state(state: PyTree[Array]) -> bool:
+    return bool(jax.tree.leaves(state))
 
-    >>> _typical([1.0, 1.0, 1.0, 9.0] * 5, 16), _typical([1.0, 9.0, 1.0], 64)
+
+def _typical(times: list[float], count: int | None) -> float:
+    """The median of turns, or of stretches of turns of `count` steps, long enough for rare work.
+
+    >>> _typical([1.0, 1.0, 1.0, 9.0] * 5, 16), _typical([1.0, 9.0, 1.0], None)
     (3.0, 1.0)
     """
-    turns = min(len(times), math.ceil(_PERIOD / count))
+    steps = len(times) * (count or 0)
+    if count is None or steps < _STRETCH[0]:
+        return float(np.median(times))
+    turns = math.ceil(min(max(steps // _STRETCHES, _STRETCH[0]), _STRETCH[1]) / count)
+    turns = min(len(times), turns)
     whole = len(times) - len(times) % turns
     return float(np.median(np.reshape(times[:whole], (-1, turns)).mean(1)))
 
