@@ -210,6 +210,7 @@ def time_to_target(sizes=(10, 30, 100, 300, 1000), num_seeds=8, num_steps=1500, 
              "steps": count if np.isfinite(count) else None,
              "seconds": count * took[name, size] if np.isfinite(count) else None}
         )  # fmt: skip
+        print(f"  {name}, batch {size}, rate {rate}: {count:.0f} steps", flush=True)
     print(f"\ntime to within one nat of {optimum:.2f}, at the best batch size and rate")
     best = {}
     for name in makers:
