@@ -173,7 +173,7 @@ def time_to_target(sizes=(10, 100, 1000), num_seeds=5, num_steps=1000, every=10)
     """
     problem = contest("logistic", "titanic")
     objective, data, params = problem.objective, problem.data, problem.init(KEY)
-    makers = BASELINES | {"closed-form": candidates(problem, params)["closed-form"]}
+    makers = BASELINES | candidates(problem, params)
     precise = estimators.antithetic(4)(objective)
     state = precise.init(KEY, params, data)
 
