@@ -17,13 +17,14 @@ _TRUNK_ROWS = ("unbiased[linear-learned_trunk-partial_gradients]", "dtypes_are",
 # Long too: their neighbours of the same test stand for them in the short run.
 _LONG_ROWS = (
     "test_python_blocks_run[recipes.md]",
-    "test_the_field_is_made_or_says_why_not[deep-gp]",
     "test_a_fit_is_the_loop_written_out[with_replacement]",
     "test_shapes[3-noise2]",
     "test_shapes[2-noise1]",
     "test_any_inner_size_trains[2-4-True]",
     "test_vmap_over_seeds_changes_nothing[least_squares]",
+    "test_vmap_over_seeds_changes_nothing[recognition_network]",
     "test_compositions_train[ensemble of svrg + taylor]",
+    "test_compositions_train[svrg + controlled]",
     "test_titanic_is_within_a_hundredth_of_the_best_linear_model[full_covariance]",
 )
 

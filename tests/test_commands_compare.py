@@ -57,6 +57,7 @@ def test_a_csv_file_is_compared_by_its_target(tmp_path):
     assert problem.objective.num_data == 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["logistic", "deep-gp"])
 def test_the_field_is_made_or_says_why_not(model):
     problem = contest(model)

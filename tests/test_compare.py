@@ -127,6 +127,7 @@ def test_efficiency_is_the_ratio_of_variance_times_time():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_estimators_follow_the_recorded_run(key, toy):
     objective, params, data = toy
     training = Training(optax.sgd(1e-3), num_steps=9, batch_size=4, driver=est.monte_carlo())

@@ -60,6 +60,7 @@ def test_learning_from_a_batch_before_correcting_it_is_biased_and_after_it_is_no
     assert z["learn_then_apply"] > 5
 
 
+@pytest.mark.slow
 def test_the_bound_on_distinct_rows_is_the_bound_on_all_of_them(key):
     problem = logistic()
     assert int(problem.counts.sum()) == problem.objective.num_data

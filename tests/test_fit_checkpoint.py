@@ -99,6 +99,7 @@ def keyed(objective):
     return plain._replace(init=init, estimate=estimate)
 
 
+@pytest.mark.slow
 def test_states_may_hold_keys_and_empty_arrays(key, tmp_path):
     with pytest.raises(StopError):
         run(key, estimator=keyed, checkpoint=tmp_path, checkpoint_every=8, callback=stop_at(10),

@@ -168,4 +168,4 @@ def _bias_z(moved, standard_error, mean, reference: Reference, R: int) -> float:
     freedom = min(R, reference.passes) - 1 if reference.standard_error.any() else R - 1
     worst = float(np.max(np.abs(moved) / error))
     tail = 2 * len(moved) * special.stdtr(freedom, -worst)
-    return float(-special.ndtri(np.clip(tail, 1e-300, 1.0) / 2))
+    return abs(float(special.ndtri(np.clip(tail, 1e-300, 1.0) / 2)))
