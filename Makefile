@@ -29,7 +29,7 @@ bench: $(VENV)/.data  ## the benchmarks, one after the other; JSON lands in out/
 		echo "== $$script"; $(BIN)/python $$script || exit 1; \
 	done
 
-reproduction: $(VENV)/.demo  ## the full run, about 80 minutes; makes docs/reproduction.md and its figures
+reproduction: $(VENV)/.demo  ## the full run, about 75 minutes; makes docs/reproduction.md and its figures
 	$(BIN)/quell reproduce all --out out/full
 	cp out/full/reproduction.md docs/
 	grep -o 'figures/[^)]*' docs/reproduction.md | xargs -I{} cp out/full/{} docs/figures/

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from quell import datasets
-from quell.datasets import _packages, _shipped
+from quell.datasets import _load, _shipped
 
 SIZES = {
     "magic": (19020, 10),
@@ -144,7 +144,7 @@ def test_packaged_sets_have_their_published_sizes(name):
 
 
 def test_a_missing_package_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr(_packages.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(_load.importlib.util, "find_spec", lambda name: None)
     for name, command in {
         "protein": r"pip install 'quell\[data\]'",
         "digits": r"pip install 'quell\[data\]'",

@@ -190,7 +190,7 @@ def seconds_per_step(
             for number in range(math.ceil(missing / counts[name])):
                 turn(name, _TURNS + number)
     return {
-        name: _typical(taken, counts[name] if _has_state(states[name]) else None)
+        name: _shared_out(taken, counts[name]) if _has_state(states[name]) else _median(taken)
         for name, taken in times.items()
     }
 
@@ -199,19 +199,23 @@ def _has_state(state: PyTree[Array]) -> bool:
     return bool(jax.tree.leaves(state))
 
 
-def _typical(times: list[float], count: int | None) -> float:
-    """The median of turns, or of stretches of turns of `count` steps, long enough for rare work.
+def _shared_out(times: list[float], count: int) -> float:
+    """The median over stretches of turns of `count` steps each, long enough for rare work.
 
-    >>> _typical([1.0, 1.0, 1.0, 9.0] * 5, 16), _typical([1.0, 9.0, 1.0], None)
+    >>> _shared_out([1.0, 1.0, 1.0, 9.0] * 5, 16), _shared_out([1.0, 9.0, 1.0], 16)
     (3.0, 1.0)
     """
-    steps = len(times) * (count or 0)
-    if count is None or steps < _STRETCH[0]:
-        return float(np.median(times))
-    turns = math.ceil(min(max(steps // _STRETCHES, _STRETCH[0]), _STRETCH[1]) / count)
-    turns = min(len(times), turns)
+    steps = len(times) * count
+    if steps < _STRETCH[0]:
+        return _median(times)
+    length = min(max(steps // _STRETCHES, _STRETCH[0]), _STRETCH[1])
+    turns = min(len(times), math.ceil(length / count))
     whole = len(times) - len(times) % turns
-    return float(np.median(np.reshape(times[:whole], (-1, turns)).mean(1)))
+    return _median(np.reshape(times[:whole], (-1, turns)).mean(1))
+
+
+def _median(times) -> float:
+    return float(np.median(times))
 
 
 def peak_memory(

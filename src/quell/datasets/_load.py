@@ -72,7 +72,7 @@ def _folder(package: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def _shipped(file: str, classes: tuple[str, str], positive: str) -> _Raw:
+def _two_classes(file: str, classes: tuple[str, str], positive: str) -> _Raw:
     """Two classes, no header, the label last; `classes` name y = 0 and y = 1."""
     rows = list(csv.reader(table_lines(file)))
     x = np.array([row[:-1] for row in rows], float)
@@ -139,9 +139,9 @@ _CONCRETE = (
 )
 
 _SOURCES: dict[str, Callable[[], _Raw]] = {
-    "magic": lambda: _shipped("magic.csv.gz", ("hadron", "gamma"), "g"),
-    "spambase": lambda: _shipped("spambase.csv.gz", ("mail", "spam"), "1"),
-    "sonar": lambda: _shipped("sonar.csv.gz", ("rock", "mine"), "M"),
+    "magic": lambda: _two_classes("magic.csv.gz", ("hadron", "gamma"), "g"),
+    "spambase": lambda: _two_classes("spambase.csv.gz", ("mail", "spam"), "1"),
+    "sonar": lambda: _two_classes("sonar.csv.gz", ("rock", "mine"), "M"),
     "protein": lambda: _common("casp/CASP.csv", ",", "RMSD"),
     "power_plant": lambda: _common_sheet("ccpp/Folds5x2_pp.xlsx", _POWER_PLANT),
     "wine_red": lambda: _common("winequality_red/winequality-red.csv", ";", "quality"),
