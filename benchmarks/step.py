@@ -95,11 +95,13 @@ def logistic_steps():
     adam = optax.adam(1e-2)
     free = coefficients.context_free(adam)
     network = coefficients.recognition_network(HIDDEN)
+    exact = coefficients.recognition_network(HIDDEN, optax.adam(1e-3))
     makers = {
         "plain": estimators.monte_carlo(),
         "context-free, squared difference": control(free, criteria.squared_difference),
         "context-free, gradient sum": control(free, criteria.gradient_sum),
         "amortised, squared difference": control(network, criteria.squared_difference),
+        "amortised, squared difference, optax.adam": control(exact, criteria.squared_difference),
         "amortised, gradient sum": control(network, criteria.gradient_sum),
         "amortised, partial gradients": control(network, criteria.partial_gradients),
         "closed form": estimators.closed_form(KEY, objective, model.init(KEY), data),

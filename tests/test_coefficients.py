@@ -200,3 +200,50 @@ def test_its_adam_takes_the_steps_of_adam(x64, key):
         expected, second = theirs.update(gradient, states[1], params)
         states = first, second
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), mine, expected)
+
+
+def noisy_gradients(key, steps, shape=(400,)):
+    """Gradients of scales from 1e-3 to 1e3 around a mean of a third of their spread."""
+    scales = 10 ** jnp.linspace(-3, 3, shape[0])
+    return scales * (jax.random.normal(key, (steps, *shape)) + 1 / 3)
+
+
+def stepped(optimizer, gradients):
+    """The steps an optimiser takes on the gradients, one after another."""
+
+    def step(state, g):
+        update, state = optimizer.update(g, state)
+        return state, update
+
+    return jax.lax.scan(step, optimizer.init(gradients[0]), gradients)
+
+
+def test_lazy_adam_that_looks_at_every_step_is_adam_with_bounded_steps(x64, key):
+    gradients = noisy_gradients(key, 200)
+    _, lazy = stepped(coefficients.lazy_adam(1e-2, every=1), gradients)
+    _, adam = stepped(optax.adam(1e-2, eps=0), gradients)
+    assert (jnp.abs(adam) > 1e-2).any()  # so that the bound is seen
+    np.testing.assert_allclose(lazy, jnp.clip(adam, -1e-2, 1e-2), rtol=1e-9, atol=1e-14)
+
+
+def test_lazy_adam_steps_where_adam_does(x64, key):
+    gradients = noisy_gradients(key, 2000)
+    _, lazy = stepped(coefficients.lazy_adam(1e-2), gradients)
+    _, adam = stepped(optax.adam(1e-2), gradients)
+    ours, theirs = lazy[1000:].ravel(), adam[1000:].ravel()
+    assert jnp.corrcoef(ours, theirs)[0, 1] > 0.98
+    np.testing.assert_allclose(ours.mean(), theirs.mean(), rtol=0.02)
+
+
+def test_lazy_adam_keeps_steps_bounded_when_gradients_appear_or_grow(key):
+    gradients = noisy_gradients(key, 300).at[:150, :100].set(0).at[151:, 100:].multiply(1e6)
+    state, steps = stepped(coefficients.lazy_adam(1e-2), gradients)
+    assert jnp.isfinite(steps).all() and (jnp.abs(steps) <= 1.0001e-2).all()
+    assert (steps[:150, :100] == 0).all() and (jnp.abs(steps[-1]) > 0).all()
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+
+
+@pytest.mark.parametrize("every", [0, 1.5])
+def test_lazy_adam_refuses_what_is_not_a_number_of_steps(every):
+    with pytest.raises(ValueError, match="every.*int"):
+        coefficients.lazy_adam(1e-2, every=every)

@@ -185,10 +185,13 @@ def control_variate(
             return coefficients.predict(learned, phi)
 
         before = state.coefficients
-        finite = _leaves.all_finite(updates, rows, correction(before))
+        unlearned = correction(before)
+        finite = _leaves.all_finite(updates, rows, unlearned)
         evidence = Evidence(w, seen, total, rows, flat.sizes, points, shared, finite)
         after = coefficients.learn(before, criterion, evidence)
-        controlled = total - jnp.where(finite, correction(order(before, after)), 0)
+        used = order(before, after)
+        subtracted = unlearned if used is before else correction(used)
+        controlled = total - jnp.where(finite, subtracted, 0)
         return flat.replace(updates, controlled), ControlVariateState(
             coefficients=after, skipped=state.skipped + ~finite
         )

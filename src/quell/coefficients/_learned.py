@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PyTree
 
 from quell._errors import invalid
 from quell.coefficients import _targets
-from quell.coefficients._adam import adam
+from quell.coefficients._lazy_adam import lazy_adam
 from quell.coefficients._network import as_network, multilayer, with_one
 from quell.coefficients._types import Coefficients, Sizes
 from quell.contexts import as_matrix
@@ -68,8 +68,8 @@ def recognition_network(
 
     Args:
       hidden: widths of the trunk's layers.
-      optimizer: steps on the trunk and on Θ, both at unit scale; Adam(1e-3) by default, which ends
-        lower than 1e-2 at the default widths; narrow networks want more.
+      optimizer: steps on the trunk and on Θ, both at unit scale; `lazy_adam(1e-3)` by default. At
+        the default widths 1e-3 ends lower than 1e-2; narrow networks want more.
       network: in place of `hidden`, a trunk of your own: an `(init, apply)` pair or a Flax module
         (`init(key, context)`, `apply(params, context)` on `[B, C]`), or an Equinox module (called
         on one context `[C]`).
@@ -90,7 +90,7 @@ def recognition_network(
     def h(params, context, B):
         return with_one(trunk.apply(params, as_matrix(context)))
 
-    optimizer = adam(1e-3) if optimizer is None else optimizer
+    optimizer = lazy_adam(1e-3) if optimizer is None else optimizer
     head = jax.nn.initializers.glorot_uniform()
     return _learned(init_trunk, h, optimizer, head, decay, random=True)
 
