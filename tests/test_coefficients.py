@@ -202,6 +202,20 @@ def test_its_adam_takes_the_steps_of_adam(x64, key):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), mine, expected)
 
 
+@pytest.mark.parametrize("criterion", [criteria.partial_gradients, criteria.squared_difference])
+def test_one_gradient_far_off_does_not_inflate_what_is_subtracted_from_the_next(key, criterion):
+    model = coefficients.recognition_network((32,), coefficients.lazy_adam(1e-2))
+    _, _, state = steps(key, model, criterion, slope_of_context)
+    before = state.coefficients
+    w, y = jax.random.normal(key, (5, 1)), jnp.linspace(-1.0, 1.0, 5)[:, None]
+    far = evidence_of(w, 1e4 * slope_of_context(w, y))._replace(context=y)
+    after = model.learn(before, criterion, far)
+    phi = (w[:, :, None] * model.context_features(before, y, 5)[:, None, :]).reshape(5, -1)
+    then, now = model.predict(before, phi), model.predict(after, phi)
+    assert jnp.linalg.norm(now - then) < 0.5 * jnp.linalg.norm(then)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=0.02), before[0], after[0])
+
+
 def noisy_gradients(key, steps, shape=(400,)):
     """Gradients of scales from 1e-3 to 1e3 around a mean of a third of their spread."""
     scales = 10 ** jnp.linspace(-3, 3, shape[0])

@@ -10,6 +10,9 @@ from quell._leaves import leaf_means
 from quell.criteria import Criterion
 
 
+_OUTLIER = 10.0  # standard deviations; what is further out is brought there
+
+
 class Targets(NamedTuple):
     """Running statistics of one example's gradient, with forgetting.
 
@@ -43,8 +46,11 @@ def update(
 ) -> tuple[Targets, Evidence]:
     """Take the batch into the statistics, and bring its gradients to mean zero and unit scale.
 
-    Ĝ averages |B| examples, so its squared deviation counts |B|-fold.
+    Ĝ averages |B| examples, so its squared deviation counts |B|-fold. A gradient far off, as where
+    a variance passes close to zero, would inflate the scale, and with it the correction, for as
+    long as it is remembered; so it counts as far as ten standard deviations.
     """
+    evidence = _without_outliers(state, evidence)
     rows = evidence.rows if criterion.per_example else None
     total = evidence.total if rows is None else rows.mean(0)
     weight = decay * state.weight + 1
@@ -61,4 +67,19 @@ def update(
     return state, evidence._replace(
         total=(evidence.total - centre) * inverse,
         rows=None if rows is None else (rows - centre) * inverse,
+    )
+
+
+def _without_outliers(state: Targets, evidence: Evidence) -> Evidence:
+    """Gradients within ten standard deviations of what was seen before."""
+    centre = state.mean / jnp.maximum(state.weight, 1)
+    s = scale(state)
+    reach = jnp.where(s > 0, _OUTLIER * s, jnp.inf)
+
+    def within(g, reach):
+        return jnp.clip(g, centre - reach, centre + reach)
+
+    return evidence._replace(
+        total=within(evidence.total, reach / evidence.w.shape[0] ** 0.5),
+        rows=None if evidence.rows is None else within(evidence.rows, reach),
     )
