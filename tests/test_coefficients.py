@@ -252,12 +252,14 @@ def test_lazy_adam_steps_where_adam_does(x64, key):
 def test_lazy_adam_keeps_steps_bounded_when_gradients_appear_or_grow(key):
     gradients = noisy_gradients(key, 300).at[:150, :100].set(0).at[151:, 100:].multiply(1e6)
     state, steps = stepped(coefficients.lazy_adam(1e-2), gradients)
-    assert jnp.isfinite(steps).all() and (jnp.abs(steps) <= 1.0001e-2).all()
-    assert (steps[:150, :100] == 0).all() and (jnp.abs(steps[-1]) > 0).all()
+    assert jnp.isfinite(steps).all()
+    assert (jnp.abs(steps) <= 1.0001e-2).all()
+    assert (steps[:150, :100] == 0).all()
+    assert (jnp.abs(steps[-1]) > 0).all()
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
 
 
 @pytest.mark.parametrize("every", [0, 1.5])
 def test_lazy_adam_refuses_what_is_not_a_number_of_steps(every):
-    with pytest.raises(ValueError, match="every.*int"):
+    with pytest.raises(ValueError, match="every"):
         coefficients.lazy_adam(1e-2, every=every)

@@ -9,7 +9,6 @@ from quell._features import Evidence
 from quell._leaves import leaf_means
 from quell.criteria import Criterion
 
-
 _OUTLIER = 10.0  # standard deviations; what is further out is brought there
 
 
