@@ -12,7 +12,7 @@ from conformance import evidence_of
 
 import quell
 from quell import bases, coefficients, criteria
-from quell.coefficients import Sizes, _adam
+from quell.coefficients import Sizes, _adam, _targets
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -214,6 +214,23 @@ def test_one_gradient_far_off_does_not_inflate_what_is_subtracted_from_the_next(
     then, now = model.predict(before, phi), model.predict(after, phi)
     assert jnp.linalg.norm(now - then) < 0.5 * jnp.linalg.norm(then)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=0.02), before[0], after[0])
+
+
+@pytest.mark.parametrize("criterion", [criteria.partial_gradients, criteria.squared_difference])
+@pytest.mark.parametrize("shared", [True, False])
+def test_ordinary_gradients_are_learned_from_as_they_are(x64, key, criterion, shared):
+    """Also where all examples of a large batch move together."""
+    B, P = 400, 3
+    state = _targets.init(P, jnp.float64)
+    for step in range(60):
+        z = jax.random.normal(jax.random.fold_in(key, step), (1 if shared else B, P))
+        rows = jnp.broadcast_to(7 + z, (B, P))
+        evidence = evidence_of(jnp.ones((B, 1)), rows)._replace(shared=shared)
+        state, scaled = _targets.update(state, criterion, evidence, 0.99)
+    centre, scale = state.mean / state.weight, _targets.scale(state)
+    np.testing.assert_allclose(scaled.total * scale + centre, rows.mean(0), rtol=1e-9)
+    if criterion.per_example:
+        np.testing.assert_allclose(scaled.rows * scale + centre, rows, rtol=1e-9)
 
 
 def noisy_gradients(key, steps, shape=(400,)):

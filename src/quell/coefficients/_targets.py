@@ -49,8 +49,9 @@ def update(
     a variance passes close to zero, would inflate the scale, and with it the correction, for as
     long as it is remembered; so it counts as far as ten standard deviations.
     """
-    evidence = _without_outliers(state, evidence)
     rows = evidence.rows if criterion.per_example else None
+    evidence = _without_outliers(state, evidence._replace(rows=rows))
+    rows = evidence.rows
     total = evidence.total if rows is None else rows.mean(0)
     weight = decay * state.weight + 1
     mean = decay * state.mean + total
@@ -78,7 +79,6 @@ def _without_outliers(state: Targets, evidence: Evidence) -> Evidence:
     def within(g, reach):
         return jnp.clip(g, centre - reach, centre + reach)
 
-    return evidence._replace(
-        total=within(evidence.total, reach / evidence.w.shape[0] ** 0.5),
-        rows=None if evidence.rows is None else within(evidence.rows, reach),
-    )
+    if evidence.rows is None:
+        return evidence._replace(total=within(evidence.total, reach / evidence.w.shape[0] ** 0.5))
+    return evidence._replace(total=within(evidence.total, reach), rows=within(evidence.rows, reach))
