@@ -53,7 +53,8 @@ def lazy_adam(
       rate: the learning rate.
       decay_mean: forgetting of the mean of the gradients, per step.
       decay_square: forgetting of the mean of their squares, per step.
-      every: how many steps between two looks at the squares, after the first 32 steps.
+      every: how many steps between two looks at the squares, after the first 32 steps. Under
+        `optax.inject_hyperparams`, name it in `static_args`.
     """
     if not isinstance(every, int) or every < 1:
         raise invalid("every", expected="an int ≥ 1", got=every, advice="1 looks at every step.")
