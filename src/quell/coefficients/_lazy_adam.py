@@ -78,7 +78,7 @@ def lazy_adam(
 
         # A loop of one turn or none works in place, where a cond would copy.
         _, roots = lax.while_loop(lambda carried: carried[0], look, (due, state.inverse_root))
-        count = optax.safe_increment(state.count)
+        count = jnp.asarray(optax.safe_increment(state.count))
         scale = jnp.sqrt(weight) / (1 - decay_mean**count)
         m = jax.tree.map(lambda m, g: decay_mean * m + (1 - decay_mean) * g, state.mean, updates)
         step = jax.tree.map(
