@@ -1,8 +1,8 @@
 """Adam that looks at its second moments now and then.
 
-A recognition network has tens of thousands of weights where a model may have a dozen, so what the
-network costs is, by half, what its optimiser costs. Second moments average a thousand steps; a
-sixteenth of these is enough for them, and between two looks no square, root or division is taken:
+A recognition network has tens of thousands of weights where a model may have a dozen, and what its
+optimiser does to each of them is a large part of its cost. Second moments average a thousand steps;
+a sixteenth of these is enough, and between two looks no square, root or division is taken:
 
     θ ← θ − rate · clip(m̂ / √v̂, −1, 1),    1/√v kept and renewed every `every` steps.
 

@@ -49,8 +49,9 @@ def update(
     a variance passes close to zero, would inflate the scale, and with it the correction, for as
     long as it is remembered; so it counts as far as ten standard deviations.
     """
-    rows = evidence.rows if criterion.per_example else None
-    evidence = _without_outliers(state, evidence._replace(rows=rows))
+    if not criterion.per_example:
+        evidence = evidence._replace(rows=None)
+    evidence = _without_outliers(state, evidence)
     rows = evidence.rows
     total = evidence.total if rows is None else rows.mean(0)
     weight = decay * state.weight + 1
