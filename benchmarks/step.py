@@ -101,7 +101,7 @@ def logistic_steps():
         "context-free, squared difference": control(free, criteria.squared_difference),
         "context-free, gradient sum": control(free, criteria.gradient_sum),
         "amortised, squared difference": control(network, criteria.squared_difference),
-        "amortised, squared difference, optax.adam": control(exact, criteria.squared_difference),
+        "amortised, squared difference, a step each": control(exact, criteria.squared_difference),
         "amortised, gradient sum": control(network, criteria.gradient_sum),
         "amortised, partial gradients": control(network, criteria.partial_gradients),
         "closed form": estimators.closed_form(KEY, objective, model.init(KEY), data),

@@ -12,7 +12,7 @@ from conformance import evidence_of
 
 import quell
 from quell import bases, coefficients, criteria
-from quell.coefficients import Sizes, _adam, _targets
+from quell.coefficients import Sizes, _adam, _steps, _targets
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -204,7 +204,7 @@ def test_its_adam_takes_the_steps_of_adam(x64, key):
 
 @pytest.mark.parametrize("criterion", [criteria.partial_gradients, criteria.squared_difference])
 def test_one_gradient_far_off_does_not_inflate_what_is_subtracted_from_the_next(key, criterion):
-    model = coefficients.recognition_network((32,), coefficients.lazy_adam(1e-2))
+    model = coefficients.recognition_network((32,), optax.adam(1e-2))
     _, _, state = steps(key, model, criterion, slope_of_context)
     before = state.coefficients
     w, y = jax.random.normal(key, (5, 1)), jnp.linspace(-1.0, 1.0, 5)[:, None]
@@ -233,50 +233,45 @@ def test_ordinary_gradients_are_learned_from_as_they_are(x64, key, criterion, sh
         np.testing.assert_allclose(scaled.rows * scale + centre, rows, rtol=1e-9)
 
 
-def noisy_gradients(key, steps, shape=(400,)):
-    """Gradients of scales from 1e-3 to 1e3 around a mean of a third of their spread."""
-    scales = 10 ** jnp.linspace(-3, 3, shape[0])
-    return scales * (jax.random.normal(key, (steps, *shape)) + 1 / 3)
+@pytest.mark.parametrize("every", [1, 3])
+def test_steps_are_on_the_mean_gradient_of_so_many_batches(x64, key, every):
+    gradients = 1 + jax.random.normal(key, (4, every, 5))
+    move = _steps.steps(ADAM, every)
+
+    def ours(carried, gradient):
+        weights, state = move.take(gradient, *carried[::-1])
+        return (weights, state), weights
+
+    def theirs(carried, gradient):
+        weights, state = carried
+        updates, state = ADAM.update(gradient, state)
+        weights = optax.apply_updates(weights, updates)
+        return (weights, state), weights
+
+    zeros = jnp.zeros(5)
+    _, path = jax.lax.scan(ours, (zeros, move.init(zeros)), gradients.reshape(-1, 5))
+    _, steps = jax.lax.scan(theirs, (zeros, ADAM.init(zeros)), gradients.mean(1))
+    before = jnp.concatenate([zeros[None], steps[:-1]])
+    assert max_error(path[every - 1 :: every], steps) < SAME64
+    assert max_error(path[::every], steps if every == 1 else before) < SAME64
 
 
-def stepped(optimizer, gradients):
-    """The steps an optimiser takes on the gradients, one after another."""
-
-    def step(state, g):
-        update, state = optimizer.update(g, state)
-        return state, update
-
-    return jax.lax.scan(step, optimizer.init(gradients[0]), gradients)
-
-
-def test_lazy_adam_that_looks_at_every_step_is_adam_with_bounded_steps(x64, key):
-    gradients = noisy_gradients(key, 200)
-    _, lazy = stepped(coefficients.lazy_adam(1e-2, every=1), gradients)
-    _, adam = stepped(optax.adam(1e-2, eps=0), gradients)
-    assert (jnp.abs(adam) > 1e-2).any()  # so that the bound is seen
-    np.testing.assert_allclose(lazy, jnp.clip(adam, -1e-2, 1e-2), rtol=1e-9, atol=1e-14)
-
-
-def test_lazy_adam_steps_where_adam_does(x64, key):
-    gradients = noisy_gradients(key, 2000)
-    _, lazy = stepped(coefficients.lazy_adam(1e-2), gradients)
-    _, adam = stepped(optax.adam(1e-2), gradients)
-    ours, theirs = lazy[1000:].ravel(), adam[1000:].ravel()
-    assert jnp.corrcoef(ours, theirs)[0, 1] > 0.98
-    np.testing.assert_allclose(ours.mean(), theirs.mean(), rtol=0.02)
-
-
-def test_lazy_adam_keeps_steps_bounded_when_gradients_appear_or_grow(key):
-    gradients = noisy_gradients(key, 300).at[:150, :100].set(0).at[151:, 100:].multiply(1e6)
-    state, steps = stepped(coefficients.lazy_adam(1e-2), gradients)
-    assert jnp.isfinite(steps).all()
-    assert (jnp.abs(steps) <= 1.0001e-2).all()
-    assert (steps[:150, :100] == 0).all()
-    assert (jnp.abs(steps[-1]) > 0).all()
+def test_the_network_moves_after_as_many_finite_batches_as_it_is_told(key):
+    model = coefficients.recognition_network((4,), every=3)
+    state = model.init(key, sizes(basis=1, context=jax.ShapeDtypeStruct((1, 2), float)))
+    w, y = jax.random.normal(key, (5, 1)), jnp.ones((5, 2))
+    evidence = evidence_of(w, jnp.tile(w, 3) + 1)._replace(context=y)
+    broken = evidence._replace(total=jnp.full(3, jnp.nan), finite=jnp.array(False))
+    moved = []
+    for batch in (evidence, broken, evidence, evidence, evidence):
+        after = model.learn(state, criteria.squared_difference, batch)
+        moved.append(bool((after.weights.theta != state.weights.theta).any()))
+        state = after
+    assert moved == [False, False, False, True, False]
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
 
 
 @pytest.mark.parametrize("every", [0, 1.5])
-def test_lazy_adam_refuses_what_is_not_a_number_of_steps(every):
+def test_a_network_refuses_what_is_not_a_number_of_batches(every):
     with pytest.raises(ValueError, match="every"):
-        coefficients.lazy_adam(1e-2, every=every)
+        coefficients.recognition_network(every=every)

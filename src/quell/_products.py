@@ -9,7 +9,7 @@ import jax
 from jaxtyping import Array, Float
 
 # Up to here outer products are summed faster one by one than by a matmul.
-_NARROW, _SMALL = 12, 2**16
+_NARROW, _SMALL = 16, 2**16
 
 
 @jax.custom_vjp

@@ -1,7 +1,6 @@
 """Coefficients Θ: how large each part of the correction is, and how that is learned."""
 
 from quell.coefficients._fixed import fixed as fixed
-from quell.coefficients._lazy_adam import lazy_adam as lazy_adam
 from quell.coefficients._learned import context_free as context_free
 from quell.coefficients._learned import recognition_network as recognition_network
 from quell.coefficients._learned_trunk import learned_trunk as learned_trunk

@@ -1,7 +1,7 @@
 """Coefficients learned by an optimiser on a criterion: the paper's way."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,12 @@ from jaxtyping import Array, Float, PyTree
 
 from quell._errors import invalid
 from quell.coefficients import _targets
-from quell.coefficients._lazy_adam import lazy_adam
 from quell.coefficients._network import as_network, multilayer, with_one
+from quell.coefficients._steps import Steps, steps
 from quell.coefficients._types import Coefficients, Sizes
 from quell.contexts import as_matrix
+
+_EVERY = 8  # batches to a step: what a step costs is then small beside their gradients
 
 
 class Weights(NamedTuple):
@@ -28,7 +30,7 @@ class Learned(NamedTuple):
 
     Attributes:
       weights: the trunk and Θ, at unit scale.
-      optimizer: the optimiser's state.
+      optimizer: the optimiser's state, and the gradients gathered for its next step.
       targets: running mean and scale of the gradients.
     """
 
@@ -51,7 +53,9 @@ def context_free(optimizer: optax.GradientTransformation, *, decay: float = 0.99
     def h(trunk, context, B):
         return jnp.ones((B, 1))
 
-    return _learned(init_trunk, h, optimizer, jax.nn.initializers.zeros, decay, random=False)
+    return _learned(
+        init_trunk, h, steps(optimizer, 1), jax.nn.initializers.zeros, decay, random=False
+    )
 
 
 def recognition_network(
@@ -59,6 +63,7 @@ def recognition_network(
     optimizer: optax.GradientTransformation | None = None,
     *,
     network: Any = None,
+    every: int | None = None,
     decay: float = 0.99,
 ) -> Coefficients:
     """Coefficients that are a neural network of the context: the paper's amortisation.
@@ -68,11 +73,15 @@ def recognition_network(
 
     Args:
       hidden: widths of the trunk's layers.
-      optimizer: steps on the trunk and on Θ, both at unit scale; `lazy_adam(1e-3)` by default. At
-        the default widths 1e-3 ends lower than 1e-2; narrow networks want more.
+      optimizer: steps on the trunk and on Θ, both at unit scale; by default Adam, one step for
+        every 8 batches at 5e-3, which is as good as one for every batch at 1e-3 and takes less
+        time. At the default widths a step for every batch ends lower at 1e-3 than at 1e-2; narrow
+        networks want more.
       network: in place of `hidden`, a trunk of your own: an `(init, apply)` pair or a Flax module
         (`init(key, context)`, `apply(params, context)` on `[B, C]`), or an Equinox module (called
         on one context `[C]`).
+      every: how many batches there are to a step, which is on their mean gradient: 8 by default, 1
+        with an optimiser of your own. Fewer steps want a larger rate.
       decay: forgetting of the running mean and scale of the gradients.
     """
     trunk = multilayer(hidden) if network is None else as_network(network)
@@ -90,9 +99,11 @@ def recognition_network(
     def h(params, context, B):
         return with_one(trunk.apply(params, as_matrix(context)))
 
-    optimizer = lazy_adam(1e-3) if optimizer is None else optimizer
+    if every is None:
+        every = _EVERY if optimizer is None else 1
+    optimizer = optax.adam(5e-3, b1=0.5, b2=0.99) if optimizer is None else optimizer
     head = jax.nn.initializers.glorot_uniform()
-    return _learned(init_trunk, h, optimizer, head, decay, random=True)
+    return _learned(init_trunk, h, steps(optimizer, every), head, decay, random=True)
 
 
 def _matrix_shape(context: PyTree[Any]) -> tuple[int, int]:
@@ -101,7 +112,7 @@ def _matrix_shape(context: PyTree[Any]) -> tuple[int, int]:
     return jax.eval_shape(as_matrix, one).shape
 
 
-def _learned(init_trunk, h, optimizer, head, decay, random) -> Coefficients:
+def _learned(init_trunk, h, move: Steps, head, decay, random) -> Coefficients:
     """A trunk, a last layer Θ, and an optimiser for both."""
 
     def init(key, sizes: Sizes):
@@ -113,7 +124,7 @@ def _learned(init_trunk, h, optimizer, head, decay, random) -> Coefficients:
         theta = by_layer.reshape(H, sizes.basis, sizes.outputs).transpose(2, 1, 0)
         weights = Weights(trunk, theta.reshape(sizes.outputs, -1))
         targets = _targets.init(sizes.outputs, sizes.dtype)
-        return Learned(weights, optimizer.init(weights), targets)
+        return Learned(weights, move.init(weights), targets)
 
     def context_features(state, context, B):
         return h(state.weights.trunk, context, B)
@@ -136,11 +147,8 @@ def _learned(init_trunk, h, optimizer, head, decay, random) -> Coefficients:
 
         def step():
             by_theta = gradient(jnp.ones_like(V))[0]  # as large as Θ: made where it is used
-            updates, optimizer_state = optimizer.update(
-                Weights(by_trunk, by_theta), state.optimizer, weights
-            )
-            stepped = cast(Any, optax.apply_updates(weights, updates))
-            return Learned(stepped, optimizer_state, targets)
+            by_weights = Weights(by_trunk, by_theta)
+            return Learned(*move.take(by_weights, state.optimizer, weights), targets)
 
         return jax.lax.cond(evidence.finite, step, lambda: state)
 
