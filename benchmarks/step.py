@@ -13,6 +13,7 @@ from quell.models import logistic_regression
 
 KEY = jax.random.key(0)
 BATCH, STEPS, DISPATCHED = 10, 2000, 200
+TURN = 0.15  # seconds
 HIDDEN = (128, 128, 128)
 
 
@@ -139,7 +140,7 @@ def step_cost(rounds):
 
         runs[name], per[name] = lambda c=compiled, s=start, i=inputs: c(s, i), STEPS
         runs[f"{name}, dispatched"], per[f"{name}, dispatched"] = dispatched, DISPATCHED
-    timings = _timing.side_by_side(runs, rounds=rounds, per=per)
+    timings = _timing.side_by_side(runs, rounds=rounds, per=per, turn=TURN)
     header = ("step", "median µs", "least µs", "× plain", "dispatched µs", "dispatched / compiled")
     rows = [
         (

@@ -32,6 +32,7 @@ def side_by_side(
     rounds: int,
     per: Mapping[str, int] | int = 1,
     warm_up: int = 1,
+    turn: float = 0.0,
 ) -> dict[str, Timing]:
     """Time each competitor once per round, in turns, each call until its results are ready.
 
@@ -40,6 +41,8 @@ def side_by_side(
       rounds: how many turns each gets.
       per: units of work in one call, such as steps; of each, or of all.
       warm_up: calls before the first round, for compilation.
+      turn: seconds that a turn lasts at least; calls are repeated for as long. Turns of one length
+        meet a busy machine alike, where short ones slip through or are hit in full.
     """
     seconds: dict[str, list[float]] = {name: [] for name in competitors}
     for call in competitors.values():
@@ -47,10 +50,12 @@ def side_by_side(
             jax.block_until_ready(call())
     for _ in range(rounds):
         for name, call in competitors.items():
-            began = time.perf_counter()
-            jax.block_until_ready(call())
             units = per if isinstance(per, int) else per[name]
-            seconds[name].append((time.perf_counter() - began) / units)
+            calls, spent, began = 0, 0.0, time.perf_counter()
+            while not calls or spent < turn:
+                jax.block_until_ready(call())
+                calls, spent = calls + 1, time.perf_counter() - began
+            seconds[name].append(spent / (calls * units))
     return {name: Timing(statistics.median(s), min(s), s) for name, s in seconds.items()}
 
 
