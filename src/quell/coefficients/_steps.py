@@ -1,7 +1,8 @@
 """Steps of an optimiser, each on the mean gradient of several batches.
 
 A recognition network has tens of thousands of weights where a model may have a dozen, and what an
-optimiser does to each of them is a large part of its cost. Between two steps there is one sum.
+optimiser does to each of them is a large part of its cost. Between two steps there is one sum, as
+with `optax.MultiSteps`, but here the weights stay where they are and are not copied.
 """
 
 from collections.abc import Callable
