@@ -75,8 +75,8 @@ def recognition_network(
       hidden: widths of the trunk's layers.
       optimizer: steps on the trunk and on Θ, both at unit scale; by default Adam, one step for
         every 8 batches at 5e-3, which learns about as one for every batch at 1e-3 does and takes
-        less time. At the default widths a step for every batch ends lower at 1e-3 than at 1e-2; narrow
-        networks want more.
+        less time. At the default widths a step for every batch ends lower at 1e-3 than at 1e-2;
+        narrow networks want more.
       network: in place of `hidden`, a trunk of your own: an `(init, apply)` pair or a Flax module
         (`init(key, context)`, `apply(params, context)` on `[B, C]`), or an Equinox module (called
         on one context `[C]`).
