@@ -33,6 +33,7 @@ BASES = {
 COEFFICIENTS = {
     "context_free": lambda: coefficients.context_free(optax.adam(0.1)),
     "recognition_network": lambda: coefficients.recognition_network((4, 3), optax.adam(0.1)),
+    "recognition_network_every": lambda: coefficients.recognition_network((3,), every=2),
     "running_average": lambda: coefficients.running_average(0.9),
     "fixed": lambda: coefficients.fixed(0.7),
     "least_squares": lambda: coefficients.least_squares(quell.contexts.standardised(), every=1),

@@ -13,6 +13,7 @@ from conformance import evidence_of
 import quell
 from quell import bases, coefficients, criteria
 from quell.coefficients import Sizes, _adam, _steps, _targets
+from quell.coefficients._network import multilayer
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -239,8 +240,8 @@ def test_steps_are_on_the_mean_gradient_of_so_many_batches(x64, key, every):
     move = _steps.steps(ADAM, every)
 
     def ours(carried, gradient):
-        weights, state = move.take(gradient, *carried[::-1])
-        return (weights, state), weights
+        weights, state = move.take(_steps.Weights((), gradient), *carried[::-1])
+        return (weights, state), weights.theta
 
     def theirs(carried, gradient):
         weights, state = carried
@@ -249,7 +250,8 @@ def test_steps_are_on_the_mean_gradient_of_so_many_batches(x64, key, every):
         return (weights, state), weights
 
     zeros = jnp.zeros(5)
-    _, path = jax.lax.scan(ours, (zeros, move.init(zeros)), gradients.reshape(-1, 5))
+    weights = _steps.Weights((), zeros)
+    _, path = jax.lax.scan(ours, (weights, move.init(weights, None)), gradients.reshape(-1, 5))
     _, steps = jax.lax.scan(theirs, (zeros, ADAM.init(zeros)), gradients.mean(1))
     before = jnp.concatenate([zeros[None], steps[:-1]])
     assert max_error(path[every - 1 :: every], steps) < SAME64
@@ -263,12 +265,53 @@ def test_the_network_moves_after_as_many_finite_batches_as_it_is_told(key):
     evidence = evidence_of(w, jnp.tile(w, 3) + 1)._replace(context=y)
     broken = evidence._replace(total=jnp.full(3, jnp.nan), finite=jnp.array(False))
     moved = []
+    learn = jax.jit(
+        lambda state, total, finite: model.learn(
+            state, criteria.squared_difference, evidence._replace(total=total, finite=finite)
+        )
+    )
     for batch in (evidence, broken, evidence, evidence, evidence):
-        after = model.learn(state, criteria.squared_difference, batch)
+        after = learn(state, batch.total, batch.finite)
         moved.append(bool((after.weights.theta != state.weights.theta).any()))
         state = after
     assert moved == [False, False, False, True, False]
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+
+
+@pytest.mark.parametrize(
+    ("criterion", "batches"),
+    [
+        (criteria.partial_gradients, (5,) * 8),
+        (criteria.gradient_sum, (5, 2, 40, 2, 5)),
+        (criteria.squared_difference, (40, 2, 90, 2, 90, 5)),
+    ],
+)
+def test_rows_that_wait_move_the_network_as_gradients_that_do_not(x64, key, criterion, batches):
+    """Whatever the sizes of the batches: some too large to wait, some after larger ones."""
+    own = multilayer((6, 4))
+    kind = {"optimizer": ADAM, "every": 3}
+    waiting = coefficients.recognition_network((6, 4), **kind)
+    at_once = coefficients.recognition_network(network=(own.init, own.apply), **kind)
+    shape = sizes(basis=2, context=jax.ShapeDtypeStruct((1, 2), float))._replace(dtype=jnp.float64)
+    states = waiting.init(key, shape), at_once.init(key, shape)
+
+    def learner(model):
+        def learn(state, w, rows, y):
+            return model.learn(state, criterion, evidence_of(w, rows)._replace(context=y))
+
+        return jax.jit(learn)
+
+    learn = learner(waiting), learner(at_once)
+    start, rows = states[0].weights, []
+    for step, B in enumerate((*batches, *batches)):
+        w, g, y = jax.random.normal(jax.random.fold_in(key, step), (3, B, 3))
+        seen = w[:, :2], g + w, y[:, :2]
+        states = [f(state, *seen) for f, state in zip(learn, states)]
+        rows.append(int(states[0].optimizer.waiting))
+    assert max(rows) > 0
+    assert max_error(states[0].weights, start) > 0.1
+    assert max_error(states[0].weights, states[1].weights) < SAME64
+    assert states[1].optimizer.rows is None
 
 
 @pytest.mark.parametrize("every", [0, 1.5])

@@ -8,8 +8,10 @@ loop of whatever uses it, such as the optimiser's. A large one is better made on
 import jax
 from jaxtyping import Array, Float
 
-# Up to here outer products are summed faster one by one than by a matmul.
-_NARROW, _SMALL = 16, 2**16
+# Outer products are summed faster one by one than by a matmul where there are few of them, and
+# where the result is small enough for one core or large enough for several: XLA shares the sum
+# between cores from about a thousand entries on, which takes longer than it saves up to here.
+_FEW, _ONE_CORE, _SEVERAL, _LARGE = 16, 2**10, 2**13, 2**16
 
 
 @jax.custom_vjp
@@ -26,7 +28,8 @@ def times_transposed(x: Float[Array, "B n"], weights: Float[Array, "m n"]) -> Fl
 
 def _product(x: Float[Array, "n k"], y: Float[Array, "k m"]) -> Float[Array, "n m"]:
     (n, k), m = x.shape, y.shape[1]
-    if k > _NARROW or n * m > _SMALL:
+    size = n * m
+    if k > _FEW or _ONE_CORE < size < _SEVERAL or size > _LARGE:
         return x @ y
     return sum(x[:, i, None] * y[i] for i in range(k))  # pyright: ignore[reportReturnType]
 

@@ -6,23 +6,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, PyTree
 
 from quell._errors import invalid
 from quell.coefficients import _targets
-from quell.coefficients._network import as_network, multilayer, with_one
-from quell.coefficients._steps import Steps, steps
+from quell.coefficients._network import Layers, as_network, multilayer, with_one
+from quell.coefficients._steps import Rows, Steps, Weights, steps
 from quell.coefficients._types import Coefficients, Sizes
 from quell.contexts import as_matrix
 
 _EVERY = 8  # batches to a step: what a step costs is then small beside their gradients
-
-
-class Weights(NamedTuple):
-    """What the optimiser steps on: the trunk's parameters and the last layer Θᵀ `[P, D·H]`."""
-
-    trunk: PyTree[Array]
-    theta: Float[Array, "P F"]
 
 
 class Learned(NamedTuple):
@@ -103,7 +96,8 @@ def recognition_network(
         every = _EVERY if optimizer is None else 1
     optimizer = optax.adam(5e-3, b1=0.5, b2=0.99) if optimizer is None else optimizer
     head = jax.nn.initializers.glorot_uniform()
-    return _learned(init_trunk, h, steps(optimizer, every), head, decay, random=True)
+    move = steps(optimizer, every, trunk.layers)
+    return _learned(init_trunk, h, move, head, decay, random=True, layers=trunk.layers)
 
 
 def _matrix_shape(context: PyTree[Any]) -> tuple[int, int]:
@@ -112,7 +106,9 @@ def _matrix_shape(context: PyTree[Any]) -> tuple[int, int]:
     return jax.eval_shape(as_matrix, one).shape
 
 
-def _learned(init_trunk, h, move: Steps, head, decay, random) -> Coefficients:
+def _learned(
+    init_trunk, h, move: Steps, head, decay, random, layers: Layers | None = None
+) -> Coefficients:
     """A trunk, a last layer Θ, and an optimiser for both."""
 
     def init(key, sizes: Sizes):
@@ -124,13 +120,22 @@ def _learned(init_trunk, h, move: Steps, head, decay, random) -> Coefficients:
         theta = by_layer.reshape(H, sizes.basis, sizes.outputs).transpose(2, 1, 0)
         weights = Weights(trunk, theta.reshape(sizes.outputs, -1))
         targets = _targets.init(sizes.outputs, sizes.dtype)
-        return Learned(weights, move.init(weights), targets)
+        one = None if layers is None else layers.forward(trunk, as_matrix(_zeros(sizes.context)))
+        return Learned(weights, move.init(weights, one), targets)
 
     def context_features(state, context, B):
         return h(state.weights.trunk, context, B)
 
     def predict(state, phi):
         return (state.weights.theta @ phi.T).T * _targets.scale(state.targets)
+
+    def differentiated(trunk, context, B):
+        """h, and how the trunk's gradient comes from the gradient by h."""
+        if layers is not None and move.waits(B):
+            kept = layers.forward(trunk, as_matrix(context))
+            return with_one(kept[-1]), lambda by_h: Rows(kept, by_h[:, :-1])
+        features, pull_back = jax.vjp(lambda t: h(t, context, B), trunk)
+        return features, lambda by_h: pull_back(by_h)[0]
 
     def learn(state, criterion, evidence):
         weights, B = state.weights, evidence.w.shape[0]
@@ -141,9 +146,9 @@ def _learned(init_trunk, h, move: Steps, head, decay, random) -> Coefficients:
 
         # All that reads the weights stands before the step, which may then write in place; and
         # h and Θᵀφ, which the correction needs too, are computed once.
-        features, trunk_gradient = jax.vjp(lambda t: h(t, evidence.context, B), weights.trunk)
+        features, trunk_gradient = differentiated(weights.trunk, evidence.context, B)
         V, gradient = jax.vjp(value, weights.theta, features)
-        by_trunk = trunk_gradient(gradient(jnp.ones_like(V))[1])[0]
+        by_trunk = trunk_gradient(gradient(jnp.ones_like(V))[1])
 
         def step():
             by_theta = gradient(jnp.ones_like(V))[0]  # as large as Θ: made where it is used

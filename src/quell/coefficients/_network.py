@@ -13,16 +13,31 @@ from quell._errors import invalid
 from quell._products import times
 
 
+class Layers(NamedTuple):
+    """A network and its derivative, row by row: those of many batches can be pulled back at once.
+
+    Attributes:
+      forward: `forward(params, context)` gives what each layer is given and the output, `[B, ...]`.
+      backward: `backward(params, kept, by_output)` gives the gradient by the parameters, from what
+        `forward` gave and the gradient by its last.
+    """
+
+    forward: Callable[[PyTree[Array], Float[Array, "B C"]], list[Float[Array, "B n"]]]
+    backward: Callable[..., PyTree[Array]]
+
+
 class Network(NamedTuple):
     """A recognition network without its last layer.
 
     Attributes:
       init: `init(key, context)` gives the parameters for contexts `[B, C]`.
       apply: `apply(params, context)` gives the trunk's output `[B, H]`.
+      layers: the same layer by layer, where they are known.
     """
 
     init: Callable[[Key[Array, ""], Float[Array, "B C"]], PyTree[Array]]
     apply: Callable[[PyTree[Array], Float[Array, "B C"]], Float[Array, "B H"]]
+    layers: Layers | None = None
 
 
 def multilayer(hidden: Sequence[int]) -> Network:
@@ -42,12 +57,23 @@ def multilayer(hidden: Sequence[int]) -> Network:
         kernels = [xavier(k, shape) for k, shape in zip(keys, pairwise(widths))]
         return [jnp.pad(kernel, ((0, 1), (0, 0))) for kernel in kernels]
 
-    def apply(params, context):
+    def forward(params, context):
+        kept = [context]
         for layer in params:
-            context = jax.nn.relu(times(with_one(context), layer))
-        return context
+            kept.append(jax.nn.relu(times(with_one(kept[-1]), layer)))
+        return kept
 
-    return Network(init, apply)
+    def backward(params, kept, by_output):
+        gradient = []
+        for layer, given, made in reversed(list(zip(params, kept, kept[1:]))):
+            by_output = jnp.where(made > 0, by_output, 0)
+            gradient.append(with_one(given).T @ by_output)
+            by_output = by_output @ layer[:-1].T
+        return gradient[::-1]
+
+    return Network(
+        init, lambda params, context: forward(params, context)[-1], Layers(forward, backward)
+    )
 
 
 def as_network(network: Any) -> Network:
