@@ -9,12 +9,12 @@ from quell._products import times, times_transposed
 
 
 @pytest.mark.parametrize("B", [1, 3, 20])
-@pytest.mark.parametrize("n", [2, 30])
-def test_products_and_their_derivatives_are_those_of_a_matmul(key, B, n):
+@pytest.mark.parametrize(("n", "m"), [(2, 5), (30, 5), (30, 100), (30, 400)])
+def test_products_and_their_derivatives_are_those_of_a_matmul(key, B, n, m):
     x_key, w_key, g_key = jax.random.split(key, 3)
     x = jax.random.normal(x_key, (B, n))
-    weights = jax.random.normal(w_key, (n, 5))
-    g = jax.random.normal(g_key, (B, 5))
+    weights = jax.random.normal(w_key, (n, m))
+    g = jax.random.normal(g_key, (B, m))
 
     def both(product):
         y, pull = jax.vjp(product, x, weights)

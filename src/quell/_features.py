@@ -50,4 +50,4 @@ def independent_terms(
     """The terms of φ̄ that have draws of their own: one per example, or one for a shared draw."""
     if shared:
         return mean_features(w, h)[None]
-    return example_features(w, h) / w.shape[0]
+    return example_features(w / w.shape[0], h)

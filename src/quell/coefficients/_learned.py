@@ -133,7 +133,7 @@ def _learned(
         """h, and how the trunk's gradient comes from the gradient by h."""
         if layers is not None and move.waits(B):
             kept = layers.forward(trunk, as_matrix(context))
-            return with_one(kept[-1]), lambda by_h: Rows(kept, by_h[:, :-1])
+            return kept[-1], lambda by_h: Rows(kept, by_h)
         features, pull_back = jax.vjp(lambda t: h(t, context, B), trunk)
         return features, lambda by_h: pull_back(by_h)[0]
 

@@ -17,7 +17,8 @@ class Layers(NamedTuple):
     """A network and its derivative, row by row: those of many batches can be pulled back at once.
 
     Attributes:
-      forward: `forward(params, context)` gives what each layer is given and the output, `[B, ...]`.
+      forward: `forward(params, context)` gives what each layer is given and the output, each with a
+        column of ones, `[B, ...]`.
       backward: `backward(params, kept, by_output)` gives the gradient by the parameters, from what
         `forward` gave and the gradient by its last.
     """
@@ -58,22 +59,23 @@ def multilayer(hidden: Sequence[int]) -> Network:
         return [jnp.pad(kernel, ((0, 1), (0, 0))) for kernel in kernels]
 
     def forward(params, context):
-        kept = [context]
+        kept = [with_one(context)]
         for layer in params:
-            kept.append(jax.nn.relu(times(with_one(kept[-1]), layer)))
+            kept.append(with_one(jax.nn.relu(times(kept[-1], layer))))
         return kept
 
     def backward(params, kept, by_output):
         gradient = []
         for layer, given, made in reversed(list(zip(params, kept, kept[1:]))):
-            by_output = jnp.where(made > 0, by_output, 0)
-            gradient.append(with_one(given).T @ by_output)
-            by_output = by_output @ layer[:-1].T
+            by_output = jnp.where(made > 0, by_output, 0)[:, :-1]
+            gradient.append(given.T @ by_output)
+            by_output = by_output @ layer.T
         return gradient[::-1]
 
-    return Network(
-        init, lambda params, context: forward(params, context)[-1], Layers(forward, backward)
-    )
+    def apply(params, context):
+        return forward(params, context)[-1][:, :-1]
+
+    return Network(init, apply, Layers(forward, backward))
 
 
 def as_network(network: Any) -> Network:

@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
     Attributes:
       kept: what `Layers.forward` gave, `[R, ...]`.
-      by_output: the gradient by the trunk's output, `[R, H]`.
+      by_output: the gradient by the last of them, `[R, H]`.
     """
 
     kept: list[Float[Array, "R n"]]
@@ -122,7 +122,7 @@ def steps(
                 trunk = _pulled_back(layers, weights.trunk, rows, waiting, size, sums.trunk)
                 total = sums._replace(trunk=trunk)
             mean = jax.tree.map(lambda t: t / every, total)
-            emptied = jax.tree.map(lambda t: jnp.where(due, 0, t), sums)  # in place
+            emptied = jax.tree.map(lambda t: jnp.where(due, 0, t), total)  # in place
             return False, emptied, *step(mean, inner, weights)
 
         # A loop of one turn or none works in place, where a cond would copy.
