@@ -10,14 +10,30 @@ settings.register_profile("default", max_examples=10, deadline=None, derandomize
 settings.load_profile("default")
 
 
-# Long to compile: these of its rows stand for the others in the short run.
-_TRUNK_ROWS = ("unbiased[linear-learned_trunk-partial_gradients]", "dtypes_are", "bad_shapes_are")
+# Long to compile: these of their rows stand for the others in the short run.
+_STAND_INS = {
+    "learned_trunk": (
+        "unbiased[linear-learned_trunk-partial_gradients]",
+        "dtypes_are",
+        "bad_shapes_are",
+    ),
+    "recognition_network_every": (
+        "unbiased[linear-",
+        "vmap_over_seeds",
+        "one_trace_serves",
+        "mean_over_mini_batches",
+    ),
+}
 
 
 # Long too: their neighbours of the same test stand for them in the short run.
 _LONG_ROWS = (
     "test_python_blocks_run[recipes.md]",
     "test_a_fit_is_the_loop_written_out[with_replacement]",
+    "test_partial_gradients_has_the_least_noise[at_the_start-centred]",
+    "test_partial_gradients_has_the_least_noise[once_learned-centred]",
+    "test_vmap_over_seeds_changes_nothing[hermite]",
+    "test_one_trace_serves_a_thousand_steps_and_a_restored_state[recognition_network]",
     "test_shapes[3-noise2]",
     "test_shapes[2-noise1]",
     "test_any_inner_size_trains[2-4-True]",
@@ -32,8 +48,11 @@ _LONG_ROWS = (
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
-        trunk = "learned_trunk" in item.name and not any(row in item.name for row in _TRUNK_ROWS)
-        if trunk or item.name in _LONG_ROWS:
+        stood_for = any(
+            model in item.name and not any(row in item.name for row in rows)
+            for model, rows in _STAND_INS.items()
+        )
+        if stood_for or item.name in _LONG_ROWS:
             item.add_marker("slow")
 
 

@@ -160,12 +160,12 @@ def test_it_learns_to_remove_nearly_everything(key, regression):
     assert total_variance(ours) < 0.1 * total_variance(pairs) < 0.1 * total_variance(plain)
 
 
-def test_without_evidence_it_does_nothing(key, regression):
+def test_without_evidence_it_does_nothing(quick, key, regression):
     """Until two blocks are full, the gradient is that of the sampling."""
     objective, params, data = regression
     make = estimators.closed_form(key, objective, params, data, leaves=None)
-    early, _ = ratio(key, objective, params, data, make, 31)
-    plain, _ = ratio(key, objective, params, data, estimators.antithetic(), 31)
+    early, _ = ratio(key, objective, params, data, make, 31, measuring=1)
+    plain, _ = ratio(key, objective, params, data, estimators.antithetic(), 31, measuring=1)
     assert max_error(early, plain) < SAME32
 
 
@@ -182,6 +182,7 @@ def test_useless_features_are_gated(key, regression):
     assert total_variance(ours) < 1.05 * total_variance(pairs)
 
 
+@pytest.mark.slow
 def test_it_recovers_when_the_objective_jumps(key, regression):
     objective, params, data = regression
     make = estimators.closed_form(key, objective, params, data, leaves=None)
