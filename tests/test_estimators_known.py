@@ -225,6 +225,7 @@ def trained_variance(key, make, objective, params, data, draws=4000):
     return float(squares.mean()), float(squares.std() / draws**0.5)
 
 
+@pytest.mark.slow
 def test_the_ensemble_is_never_worse_than_its_best_member(key):
     objective, params, data = problem(key, dim=2, num_data=40)
     sampling = est.monte_carlo()
