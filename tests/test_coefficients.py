@@ -240,7 +240,7 @@ def test_steps_are_on_the_mean_gradient_of_so_many_batches(x64, key, every):
     move = _steps.steps(ADAM, every)
 
     def ours(carried, gradient):
-        weights, state = move.take(_steps.Weights((), gradient), *carried[::-1])
+        weights, state = move.take(_steps.Weights((), gradient), *carried[::-1], None)
         return (weights, state), weights.theta
 
     def theirs(carried, gradient):
@@ -279,38 +279,58 @@ def test_the_network_moves_after_as_many_finite_batches_as_it_is_told(key):
 
 
 @pytest.mark.parametrize(
-    ("criterion", "batches"),
+    ("criterion", "apart"),
     [
-        (criteria.partial_gradients, (5,) * 8),
-        (criteria.squared_difference, (40, 90, 2, 85, 85, 84)),
+        (criteria.squared_difference, "large"),
+        (criteria.gradient_sum, "shared"),
+        (criteria.partial_gradients, "large"),
+        (criteria.partial_gradients, "few rows"),
     ],
 )
-def test_rows_that_wait_move_the_network_as_gradients_that_do_not(x64, key, criterion, batches):
-    """Whatever the sizes of the batches: some too large to wait, some after larger ones."""
+def test_batches_that_wait_move_the_network_as_those_that_do_not(x64, key, criterion, apart):
+    """Alike or not, small before large or after, and beside some that cannot wait."""
     own = multilayer((6, 4))
     kind = {"optimizer": ADAM, "every": 3}
     waiting = coefficients.recognition_network((6, 4), **kind)
     at_once = coefficients.recognition_network(network=(own.init, own.apply), **kind)
-    shape = sizes(basis=2, context=jax.ShapeDtypeStruct((1, 2), float))._replace(dtype=jnp.float64)
+    context = jax.ShapeDtypeStruct((1, 2), float)
+    shape = Sizes(2, (3,), context, jnp.float64, criterion.per_example)
     states = waiting.init(key, shape), at_once.init(key, shape)
+    assert states[1].optimizer.waiting is None
 
     def learner(model):
-        def learn(state, w, rows, y):
-            return model.learn(state, criterion, evidence_of(w, rows)._replace(context=y))
+        def learn(state, w, rows, y, shared, R):
+            seen = evidence_of(w, rows)._replace(context=y, shared=shared)
+            return model.learn(state, criterion, seen._replace(rows=rows[:R]))
 
-        return jax.jit(learn)
+        return jax.jit(learn, static_argnums=(4, 5))
 
     learn = learner(waiting), learner(at_once)
-    start, rows = states[0].weights, []
-    for step, B in enumerate((*batches, *batches)):
+    start, numbers, other = states[0].weights, [], 90 if apart == "large" else 7
+    batches = 5, 5, 5, 3, 5, 5, 5, 3, 3, 0, 5, 5, 5, 3, 0, 0, 0, 0, 5, 5, 5
+    for step, size in enumerate(batches):
+        B = size or other
         w, g, y = jax.random.normal(jax.random.fold_in(key, step), (3, B, 3))
-        seen = w[:, :2], g + w, y[:, :2]
+        shared, R = not size and apart == "shared", 4 if not size and apart == "few rows" else B
+        seen = w[:, :2], g + w, y[:, :2], shared, R
         states = [f(state, *seen) for f, state in zip(learn, states)]
-        rows.append(int(states[0].optimizer.waiting))
-    assert max(rows) > 0
+        numbers.append(int(states[0].optimizer.waiting.number))
+    assert numbers == [1, 2, 0] * 3 + [0, 1, 0] + [1, 2, 0] + [0, 0, 0] + [1, 2, 0]
     assert max_error(states[0].weights, start) > 0.1
     assert max_error(states[0].weights, states[1].weights) < SAME64
-    assert states[1].optimizer.rows is None
+
+
+def test_gradients_of_examples_wait_where_there_is_room_for_them(key):
+    model = coefficients.recognition_network((4,))
+
+    def waiting(P, per_example):
+        context = jax.ShapeDtypeStruct((1, 2), float)
+        shape = Sizes(1, (P,), context, jnp.float32, per_example)
+        return jax.eval_shape(lambda k: model.init(k, shape), key).optimizer.waiting
+
+    assert waiting(100, True).rows.shape == (8, 32, 100)
+    assert waiting(10**6, True) is None
+    assert waiting(10**6, False).rows is None
 
 
 @pytest.mark.parametrize("every", [0, 1.5])

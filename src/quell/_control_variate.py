@@ -162,7 +162,7 @@ def control_variate(
         draw = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, float), noise.shape, is_leaf=is_shape)
         w = jax.eval_shape(lambda *args: basis.apply(noise, *args), draw, params, one)
         dtype = jax.eval_shape(flat.flatten, params).dtype
-        sizes = Sizes(basis=w.size, leaves=flat.sizes, context=seen, dtype=dtype)
+        sizes = Sizes(w.size, flat.sizes, seen, dtype, criterion.per_example)
         return ControlVariateState(
             coefficients=coefficients.init(key, sizes),
             skipped=jnp.zeros((), jnp.int32),

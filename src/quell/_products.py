@@ -14,6 +14,13 @@ from jaxtyping import Array, Float
 _FEW, _ONE_CORE, _SEVERAL, _LARGE = 16, 3 * 2**9, 2**13, 2**16
 
 
+def times_transposed(x: Float[Array, "B n"], weights: Float[Array, "m n"]) -> Float[Array, "B m"]:
+    """x Wᵀ."""
+    if weights.size <= _ONE_CORE:
+        return _small_times_transposed(x, weights)
+    return x @ weights.T  # its derivative by W is one product under vmap too
+
+
 @jax.custom_vjp
 def times(x: Float[Array, "B n"], weights: Float[Array, "n m"]) -> Float[Array, "B m"]:
     """x W."""
@@ -21,15 +28,18 @@ def times(x: Float[Array, "B n"], weights: Float[Array, "n m"]) -> Float[Array, 
 
 
 @jax.custom_vjp
-def times_transposed(x: Float[Array, "B n"], weights: Float[Array, "m n"]) -> Float[Array, "B m"]:
-    """x Wᵀ."""
+def _small_times_transposed(x, weights):
     return _product(x, weights.T)
+
+
+def _is_sum(n: int, k: int, m: int) -> bool:
+    """Whether a product `[n, k]` by `[k, m]` is best made as a sum of outer products."""
+    return k <= _FEW and (n * m <= _ONE_CORE or _SEVERAL <= n * m <= _LARGE)
 
 
 def _product(x: Float[Array, "n k"], y: Float[Array, "k m"]) -> Float[Array, "n m"]:
     (n, k), m = x.shape, y.shape[1]
-    size = n * m
-    if k > _FEW or _ONE_CORE < size < _SEVERAL or size > _LARGE:
+    if not _is_sum(n, k, m):
         return x @ y
     return sum(x[:, i, None] * y[i] for i in range(k))  # pyright: ignore[reportReturnType]
 
@@ -47,7 +57,7 @@ times.defvjp(
     lambda x, weights: (times(x, weights), (x, weights)),
     _typed(lambda x, weights, g: (_product(g, weights.T), _product(x.T, g))),
 )
-times_transposed.defvjp(
-    lambda x, weights: (times_transposed(x, weights), (x, weights)),
+_small_times_transposed.defvjp(
+    lambda x, weights: (_small_times_transposed(x, weights), (x, weights)),
     _typed(lambda x, weights, g: (_product(g, weights), _product(g.T, x))),
 )

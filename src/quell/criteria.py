@@ -21,7 +21,8 @@ class Criterion(NamedTuple):
     """What coefficients are learned by.
 
     Attributes:
-      value: `value(Θ, h, evidence)`, a scalar to minimise over Θ `[D·H, P]` and the h `[B, H]`.
+      value: `value(Θ, h, evidence)`, a scalar to minimise over Θ `[D·H, P]` and the h `[B, H]`. It
+        sees examples as w ⊗ h / |B| and g / |B|: one whose w is zero has no part in it.
       per_example: whether it needs the gradient of each example.
     """
 

@@ -1,6 +1,7 @@
 """Coefficients learned by an optimiser on a criterion: the paper's way."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,8 +12,9 @@ from jaxtyping import Array, PyTree
 from quell._errors import invalid
 from quell.coefficients import _targets
 from quell.coefficients._network import Layers, as_network, multilayer, with_one
-from quell.coefficients._steps import Rows, Steps, Weights, steps
+from quell.coefficients._steps import Gathered, Steps, Weights, steps
 from quell.coefficients._types import Coefficients, Sizes
+from quell.coefficients._waiting import gradient, join, none_waiting, with_room
 from quell.contexts import as_matrix
 
 _EVERY = 8  # batches to a step: what a step costs is then small beside their gradients
@@ -96,7 +98,7 @@ def recognition_network(
         every = _EVERY if optimizer is None else 1
     optimizer = optax.adam(5e-3, b1=0.5, b2=0.99) if optimizer is None else optimizer
     head = jax.nn.initializers.glorot_uniform()
-    move = steps(optimizer, every, trunk.layers)
+    move = steps(optimizer, every)
     return _learned(init_trunk, h, move, head, decay, random=True, layers=trunk.layers)
 
 
@@ -120,8 +122,11 @@ def _learned(
         theta = by_layer.reshape(H, sizes.basis, sizes.outputs).transpose(2, 1, 0)
         weights = Weights(trunk, theta.reshape(sizes.outputs, -1))
         targets = _targets.init(sizes.outputs, sizes.dtype)
-        one = None if layers is None else layers.forward(trunk, as_matrix(_zeros(sizes.context)))
-        return Learned(weights, move.init(weights, one), targets)
+        waiting = None
+        if layers is not None and move.every > 1:
+            one = layers.forward(trunk, as_matrix(_zeros(sizes.context)))
+            waiting = none_waiting(move.every, one, sizes)
+        return Learned(weights, move.init(weights, waiting), targets)
 
     def context_features(state, context, B):
         return h(state.weights.trunk, context, B)
@@ -129,33 +134,40 @@ def _learned(
     def predict(state, phi):
         return (state.weights.theta @ phi.T).T * _targets.scale(state.targets)
 
-    def differentiated(trunk, context, B):
-        """h, and how the trunk's gradient comes from the gradient by h."""
-        if layers is not None and move.waits(B):
-            kept = layers.forward(trunk, as_matrix(context))
-            return kept[-1], lambda by_h: Rows(kept, by_h)
-        features, pull_back = jax.vjp(lambda t: h(t, context, B), trunk)
-        return features, lambda by_h: pull_back(by_h)[0]
-
     def learn(state, criterion, evidence):
-        weights, B = state.weights, evidence.w.shape[0]
+        weights = state.weights
         targets, evidence = _targets.update(state.targets, criterion, evidence, decay)
+        places = state.optimizer.waiting if isinstance(state.optimizer, Gathered) else None
+        waiting = with_room(places, evidence)
+        # All that reads the weights stands before the step, which may then write in place; and
+        # h and Θᵀφ, which the correction needs too, are computed once.
+        if layers is None or waiting is None:
+            new = gradient_of(weights, criterion, evidence)
+        else:
+            kept = layers.forward(weights.trunk, as_matrix(evidence.context))
+            new = partial(join, waiting, kept, evidence)
+
+        def summed(weights, waiting):
+            assert layers is not None  # where some wait
+            by = gradient(waiting, weights.trunk, weights.theta, layers, criterion, evidence)
+            return Weights(*by)
+
+        def step():
+            return Learned(*move.take(new(), state.optimizer, weights, summed), targets)
+
+        return jax.lax.cond(evidence.finite, step, lambda: state)
+
+    def gradient_of(weights, criterion, evidence):
+        """The gradient of one batch, but for that by Θ, which is made where it is called for."""
+        B = evidence.w.shape[0]
 
         def value(theta, h):
             return criterion.value(theta.T, h, evidence)
 
-        # All that reads the weights stands before the step, which may then write in place; and
-        # h and Θᵀφ, which the correction needs too, are computed once.
-        features, trunk_gradient = differentiated(weights.trunk, evidence.context, B)
-        V, gradient = jax.vjp(value, weights.theta, features)
-        by_trunk = trunk_gradient(gradient(jnp.ones_like(V))[1])
-
-        def step():
-            by_theta = gradient(jnp.ones_like(V))[0]  # as large as Θ: made where it is used
-            by_weights = Weights(by_trunk, by_theta)
-            return Learned(*move.take(by_weights, state.optimizer, weights), targets)
-
-        return jax.lax.cond(evidence.finite, step, lambda: state)
+        features, by_trunk = jax.vjp(lambda t: h(t, evidence.context, B), weights.trunk)
+        V, by = jax.vjp(value, weights.theta, features)
+        (trunk,) = by_trunk(by(jnp.ones_like(V))[1])
+        return lambda: Weights(trunk, by(jnp.ones_like(V))[0])
 
     return Coefficients(init, context_features, predict, learn, random=random)
 

@@ -1,10 +1,9 @@
 """Steps of an optimiser on a recognition network, each on the mean gradient of several batches.
 
 A recognition network has tens of thousands of weights where a model may have a dozen, and what an
-optimiser does to each of them is a large part of its cost. Between two steps the weights stay as
-they are. So the gradients of large batches are summed, as `optax.MultiSteps` does, but without a
-copy of the weights; and the rows of small batches wait, to be pulled back through the trunk all at
-once, which takes less time than a few at a time.
+optimiser does to each of them is a large part of its cost. So the gradients of a few batches are
+summed, as `optax.MultiSteps` does, but without a copy of the weights; and small batches wait, so
+that there is one gradient of all of them.
 """
 
 from collections.abc import Callable
@@ -14,12 +13,10 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from quell._errors import invalid
-from quell.coefficients._network import Layers
-
-_ROWS = 256  # as many may wait; the batches that make more are pulled back one by one
+from quell.coefficients._waiting import Joined, Waiting, emptied, first
 
 
 class Weights(NamedTuple):
@@ -29,32 +26,18 @@ class Weights(NamedTuple):
     theta: Float[Array, "P F"]
 
 
-class Rows(NamedTuple):
-    """What the trunk's gradient is made of.
-
-    Attributes:
-      kept: what `Layers.forward` gave, `[R, ...]`.
-      by_output: the gradient by the last of them, `[R, H]`.
-    """
-
-    kept: list[Float[Array, "R n"]]
-    by_output: Float[Array, "R H"]
-
-
 class Gathered(NamedTuple):
     """State of steps for several batches each.
 
     Attributes:
-      total: the sum of the gradients since the last step, but for the rows that wait.
-      rows: those that wait to be pulled back, in the first places; None where none ever do.
-      waiting: how many they are, `[]`.
+      total: the sum of the gradients since the last step, but for the batches that wait.
+      waiting: those; None where none ever do.
       count: how many batches there were since the last step, `[]`.
       optimizer: the optimiser's state.
     """
 
-    total: Weights
-    rows: Rows | None
-    waiting: Int[Array, ""]
+    total: PyTree[Array]
+    waiting: Waiting | None
     count: Int[Array, ""]
     optimizer: PyTree[Array]
 
@@ -63,23 +46,20 @@ class Steps(NamedTuple):
     """How weights move.
 
     Attributes:
-      init: `init(weights, one)` gives the state; `one` is what `Layers.forward` gives for one row.
-      waits: `waits(B)` says whether the trunk's gradient of such a batch is to be given as `Rows`.
-      take: `take(gradient, state, weights)` gives the weights after this batch, and the state.
+      init: `init(weights, waiting)` gives the state, with places for batches that wait or None.
+      take: `take(new, state, weights, summed)` gives the weights after a batch, and the state. New
+        is the gradient of the batch; or `Joined`, the batch among those that wait, which have the
+        gradient `summed(weights, waiting)`.
+      every: how many batches there are to a step.
     """
 
-    init: Callable[[Weights, list[Float[Array, "1 n"]] | None], PyTree[Array]]
-    waits: Callable[[int], bool]
+    init: Callable[[PyTree[Array], Waiting | None], PyTree[Array]]
     take: Callable[..., tuple[Any, PyTree[Array]]]
+    every: int
 
 
-def steps(
-    optimizer: optax.GradientTransformation, every: int, layers: Layers | None = None
-) -> Steps:
-    """A step of the optimiser for every `every` batches, on their mean gradient.
-
-    With the layers of the trunk, the rows of small batches wait.
-    """
+def steps(optimizer: optax.GradientTransformation, every: int) -> Steps:
+    """A step of the optimiser for every `every` batches, on their mean gradient."""
     if not isinstance(every, int) or every < 1:
         raise invalid(
             "every", expected="an int ≥ 1", got=every, advice="1 is a step for every batch."
@@ -90,73 +70,67 @@ def steps(
         return optax.apply_updates(weights, updates), state
 
     if every == 1:
-        return Steps(lambda weights, one: optimizer.init(weights), lambda B: False, step)
+        return Steps(
+            init=lambda weights, waiting: optimizer.init(weights),
+            take=lambda gradient, state, weights, summed: step(gradient, state, weights),
+            every=1,
+        )
 
-    def waits(B):
-        return layers is not None and every * B <= _ROWS
-
-    def init(weights, one):
-        rows = None
-        if layers is not None:
-            kept = [jnp.zeros((_ROWS, row.shape[1]), row.dtype) for row in one]
-            rows = Rows(kept, jnp.zeros_like(kept[-1]))
+    def init(weights, waiting):
         zeros = jax.tree.map(jnp.zeros_like, weights)
-        none = jnp.zeros((), jnp.int32)
-        return Gathered(zeros, rows, none, none, optimizer.init(weights))
+        return Gathered(zeros, waiting, jnp.zeros((), jnp.int32), optimizer.init(weights))
 
-    def take(gradient, state: Gathered, weights):
-        total, rows, waiting, size = state.total, state.rows, state.waiting, _ROWS
-        if isinstance(gradient.trunk, Rows):
-            B = gradient.trunk.by_output.shape[0]
-            total = total._replace(theta=total.theta + gradient.theta)
-            rows = _with(rows, gradient.trunk, waiting)
-            waiting, size = waiting + B, every * B
-        else:
-            total = jax.tree.map(jnp.add, total, gradient)
+    def take(new, state: Gathered, weights, summed):
+        total, waiting, moved = state.total, state.waiting, (weights, state.optimizer)
         count = state.count + 1
+        due = rest = count == every
+        if isinstance(new, Joined):
+            waiting = new.waiting
+            usual = (waiting.number == every) & (waiting.size == new.size)
 
-        def turn(carried):
-            due, sums, weights, inner = carried
-            total = sums
-            if rows is not None:
-                trunk = _pulled_back(layers, weights.trunk, rows, waiting, size, sums.trunk)
-                total = sums._replace(trunk=trunk)
-            mean = jax.tree.map(lambda t: t / every, total)
-            emptied = jax.tree.map(lambda t: jnp.where(due, 0, t), total)  # in place
-            return False, emptied, *step(mean, inner, weights)
+            def together(moved, waiting):
+                weights, inner = moved
+                return step(mean(summed(weights, first(waiting, new.size))), inner, weights)
 
-        # A loop of one turn or none works in place, where a cond would copy.
-        due = count == every
-        start = due, total, weights, state.optimizer
-        _, total, weights, inner = lax.while_loop(lambda c: c[0], turn, start)
-        waiting = jnp.where(due, 0, waiting)
-        return weights, Gathered(total, rows, waiting, count % every, inner)
+            moved, rest = _once(due & usual, together, moved, waiting), due & ~usual
+        else:
+            total = _plus(total, new)
+        if waiting is not None:
 
-    return Steps(init, waits, take)
+            def added(total, weights, waiting):
+                return _plus(total, summed(weights, waiting))
+
+            total = _once(rest & (waiting.number > 0), added, total, moved[0], waiting)
+            waiting = emptied(waiting, due)
+
+        def on_total(carried):
+            total, (weights, inner) = carried
+            zeros = jax.tree.map(lambda t: jnp.where(due, 0, t), total)  # in place
+            return zeros, step(mean(total), inner, weights)
+
+        total, (weights, inner) = _once(rest, on_total, (total, moved))
+        return weights, Gathered(total, waiting, count % every, inner)
+
+    def mean(total):
+        return jax.tree.map(lambda t: t / every, total)
+
+    return Steps(init, take, every)
 
 
-def _with(rows: Rows | None, new: Rows, place: Int[Array, ""]) -> PyTree[Array]:
-    """Rows with new ones written from a place on."""
-
-    def write(all, new):
-        return lax.dynamic_update_slice_in_dim(all, new.astype(all.dtype), place, 0)
-
-    return jax.tree.map(write, rows, new)
+def _plus(a: PyTree[Array], b: PyTree[Array]) -> PyTree[Array]:
+    return jax.tree.map(jnp.add, a, b)
 
 
-def _pulled_back(layers, trunk, rows: Rows, waiting, size: int, total) -> PyTree[Array]:
-    """The trunk's gradients, with those of the rows that wait.
+def _once(condition: Bool[Array, ""], change: Callable[..., Any], x: Any, *given: Any) -> Any:
+    """change(x, *given) where the condition holds, and x where not.
 
-    The rows are taken `size` at a time, which is all of them, unless some came with larger batches
-    than the last.
+    A loop of one turn or none works in place, where a cond would copy. The barrier keeps XLA from
+    doing before the loop, every time, what only the given is needed for.
     """
 
-    def add(i, total):
-        start = jnp.minimum(i * size, _ROWS - size)
-        place = start + jnp.arange(size)
-        kept, by_output = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, size), rows)
-        these = (place >= i * size) & (place < waiting)
-        gradient = layers.backward(trunk, kept, jnp.where(these[:, None], by_output, 0))
-        return jax.tree.map(jnp.add, total, gradient)
+    def turn(carried):
+        condition, x = carried
+        condition, *held = lax.optimization_barrier((condition, *given))
+        return ~condition, change(x, *held)
 
-    return lax.fori_loop(0, -(-waiting // size), add, total)
+    return lax.while_loop(lambda carried: carried[0], turn, (condition, x))[1]

@@ -18,12 +18,14 @@ class Sizes(NamedTuple):
       leaves: the number of entries of each controlled leaf; their sum is P.
       context: contexts of the data, leaves `[N, ...]` (arrays, or shapes alone), or None.
       dtype: of the gradients.
+      per_example: whether the criterion needs the gradient of each example.
     """
 
     basis: int
     leaves: tuple[int, ...]
     context: PyTree[Array | jax.ShapeDtypeStruct]
     dtype: Any
+    per_example: bool = False
 
     @property
     def outputs(self) -> int:
