@@ -9,6 +9,8 @@ from scipy import stats
 
 from quell._batches import _epoch_and_offset, reshuffle, with_replacement
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 STREAMS = [reshuffle, with_replacement]
 
 

@@ -283,7 +283,6 @@ def test_the_network_moves_after_as_many_finite_batches_as_it_is_told(key):
     [
         (criteria.squared_difference, "large"),
         (criteria.gradient_sum, "shared"),
-        (criteria.partial_gradients, "large"),
         (criteria.partial_gradients, "few rows"),
     ],
 )

@@ -21,6 +21,8 @@ import quell
 from quell import estimators as est
 from quell._fit import fit
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_it_keeps_the_protocol(key, name, tmp_path):

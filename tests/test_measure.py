@@ -22,6 +22,8 @@ from quell._measure import (
 from quell._objective import Objective
 from quell.estimators import Estimator, monte_carlo
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 N, B = 12, 3
 
 

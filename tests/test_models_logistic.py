@@ -15,6 +15,8 @@ from quell import datasets
 from quell._fit import fit
 from quell.models import full_covariance, logistic_regression, mean_field
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 FAMILIES = [full_covariance, mean_field]
 
 

@@ -13,6 +13,8 @@ from quell import datasets
 from quell._fit import fit
 from quell.models import bayesian_neural_network, categorical, gaussian, vae
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 
 @pytest.fixture(scope="module")
 def digits():

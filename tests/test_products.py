@@ -7,6 +7,8 @@ from _exact import SAME32, max_error
 
 from quell._products import times, times_transposed
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 
 @pytest.mark.parametrize("B", [1, 3, 20])
 @pytest.mark.parametrize(("n", "m"), [(2, 5), (30, 5), (30, 100), (30, 400)])
