@@ -76,7 +76,8 @@ def recognition_network(
         (`init(key, context)`, `apply(params, context)` on `[B, C]`), or an Equinox module (called
         on one context `[C]`).
       every: how many batches there are to a step, which is on their mean gradient: 8 by default, 1
-        with an optimiser of your own. Fewer steps want a larger rate.
+        with an optimiser of your own. Fewer steps want a larger rate. Small batches, of 256
+        examples in all, are kept until the step and learned from together, which takes less time.
       decay: forgetting of the running mean and scale of the gradients.
     """
     trunk = multilayer(hidden) if network is None else as_network(network)
