@@ -14,7 +14,7 @@ from quell.coefficients import _targets
 from quell.coefficients._network import Layers, as_network, multilayer, with_one
 from quell.coefficients._steps import Gathered, Steps, Weights, steps
 from quell.coefficients._types import Coefficients, Sizes
-from quell.coefficients._waiting import gradient, join, none_waiting, with_room
+from quell.coefficients._waiting import join, none_waiting, summed_gradient, with_room
 from quell.contexts import as_matrix
 
 _EVERY = 8  # batches to a step: what a step costs is then small beside their gradients
@@ -150,8 +150,8 @@ def _learned(
 
         def summed(weights, waiting):
             assert layers is not None  # where some wait
-            by = gradient(waiting, weights.trunk, weights.theta, layers, criterion, evidence)
-            return Weights(*by)
+            trunk, theta = weights
+            return Weights(*summed_gradient(waiting, trunk, theta, layers, criterion, evidence))
 
         def step():
             return Learned(*move.take(new(), state.optimizer, weights, summed), targets)

@@ -86,6 +86,7 @@ def steps(optimizer: optax.GradientTransformation, every: int) -> Steps:
         due = rest = count == every
         if isinstance(new, Joined):
             waiting = new.waiting
+            # All of them wait and none is larger than this one; whatever else there is, is summed.
             usual = (waiting.number == every) & (waiting.size == new.size)
 
             def together(moved, waiting):

@@ -104,7 +104,7 @@ def join(waiting: Waiting, kept: list[Float[Array, "B m"]], evidence: Evidence) 
     return Joined(waiting, B)
 
 
-def emptied(waiting: Waiting, condition: Bool[Array, ""] | bool) -> Waiting:
+def emptied(waiting: Waiting, condition: Bool[Array, ""]) -> Waiting:
     """None that wait, where the condition holds."""
     number, size = (jnp.where(condition, 0, x) for x in (waiting.number, waiting.size))
     return waiting._replace(number=number, size=size)
@@ -117,7 +117,7 @@ def first(waiting: Waiting, B: int) -> Waiting:
     return waiting._replace(kept=kept, w=waiting.w[:, :B], rows=rows)
 
 
-def gradient(
+def summed_gradient(
     waiting: Waiting,
     trunk: PyTree[Array],
     theta: Float[Array, "P F"],
