@@ -1,7 +1,7 @@
 """Bases w(ε): functions of the noise whose mean is zero.
 
-A basis is evaluated on one draw of one example. It may look at the parameters and at the example's
-context too, which keeps its mean zero given them.
+A basis is evaluated on one draw of one example. It may look at the parameters and at the example
+too, which keeps its mean zero given them.
 """
 
 import itertools
@@ -20,7 +20,7 @@ class Basis(NamedTuple):
     """w(ε), of mean zero.
 
     Attributes:
-      apply: `apply(noise, draw, params, context)` gives w `[D]` for one draw of one example, where
+      apply: `apply(noise, draw, params, example)` gives w `[D]` for one draw of one example, where
         `noise` is the distribution of the draw.
     """
 
@@ -39,7 +39,7 @@ def polynomial(order: int) -> Basis:
     """
     _check_order(order)
 
-    def apply(noise, draw, params, context):
+    def apply(noise, draw, params, example):
         z = noise.standardise(draw)
         return jnp.concatenate([z**k - jnp.asarray(noise.moment(k), z.dtype) for k in powers])
 
@@ -62,7 +62,7 @@ def hermite(order: int, *, cross: bool = False, odd: bool = True) -> Basis:
             "order", expected="at least 2 without odd degrees", got=order, advice="Use 2."
         )
 
-    def apply(noise, draw, params, context):
+    def apply(noise, draw, params, example):
         if noise.name != "normal":
             raise invalid(
                 "basis",
@@ -84,10 +84,10 @@ def hermite(order: int, *, cross: bool = False, odd: bool = True) -> Basis:
 def concatenate(*bases: Basis) -> Basis:
     """All the functions of several bases together (the paper's Remark 1)."""
     if not bases:
-        raise invalid("bases", expected="at least one", got="none", advice="Use none() for none.")
+        raise invalid("bases", expected="at least one", got="none", advice="Name one.")
 
-    def apply(noise, draw, params, context):
-        return jnp.concatenate([basis.apply(noise, draw, params, context) for basis in bases])
+    def apply(noise, draw, params, example):
+        return jnp.concatenate([basis.apply(noise, draw, params, example) for basis in bases])
 
     return Basis(apply)
 
@@ -96,17 +96,17 @@ def custom(
     fn: Callable[[PyTree[Array], PyTree[Array], PyTree[Array]], Float[Array, " D"]],
     mean: ArrayLike | Callable[[PyTree[Array], PyTree[Array]], Float[Array, " D"]],
 ) -> Basis:
-    """w(ε) = fn(ε, params, context) − mean, for any function whose mean is known.
+    """w(ε) = fn(ε, params, example) − mean, for any function whose mean is known.
 
     Args:
-      fn: one draw, the parameters and one example's context to a vector `[D]`.
-      mean: E[fn], an array or a function `mean(params, context)`.
+      fn: one draw, the parameters and one example to a vector `[D]`.
+      mean: E[fn], an array or a function `mean(params, example)`.
 
-    >>> wave = custom(lambda draw, params, context: jnp.cos(draw), mean=math.exp(-0.5))
+    >>> wave = custom(lambda draw, params, example: jnp.cos(draw), mean=math.exp(-0.5))
     """
 
-    def apply(noise, draw, params, context):
-        value = jnp.atleast_1d(fn(draw, params, context))
+    def apply(noise, draw, params, example):
+        value = jnp.atleast_1d(fn(draw, params, example))
         if value.ndim != 1:
             raise invalid(
                 "fn",
@@ -114,14 +114,14 @@ def custom(
                 got=f"shape {value.shape}",
                 advice="Ravel the result.",
             )
-        return value - (mean(params, context) if callable(mean) else jnp.asarray(mean, value.dtype))
+        return value - (mean(params, example) if callable(mean) else jnp.asarray(mean, value.dtype))
 
     return Basis(apply)
 
 
-def none() -> Basis:
+def no_basis() -> Basis:
     """No function of the noise at all: leaves the draws alone and controls only the points."""
-    return Basis(lambda noise, draw, params, context: noise.standardise(draw)[:0])
+    return Basis(lambda noise, draw, params, example: noise.standardise(draw)[:0])
 
 
 def _check_order(order: int) -> None:

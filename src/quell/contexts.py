@@ -1,10 +1,10 @@
-"""Context maps h(y): what the coefficients may depend on, as a vector for each example.
+"""Context maps h(y): a vector for each example, which the coefficients may depend on.
 
 The first entry of every h is the constant 1.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,91 +13,50 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell._errors import invalid
-from quell._objective import batch_size
+from quell._tree import batch_size
 
 _MOST = 128  # features of one kind
 
+Select = Callable[[PyTree[Array]], PyTree[Array]]
+
 
 class Context(NamedTuple):
-    """h(y), fixed once it is initialised.
+    """h(y), fixed once it is fitted to the data.
 
     Attributes:
-      init: `init(key, context)` fits the map to the contexts of the data, leaves `[N, ...]`.
-      apply: `apply(state, context)` gives h `[B, H]`, whose first column is 1.
-      moving: whether it looks at the model too, so that it moves with the parameters and has no
-        mean over the data that could be known beforehand.
+      fit: `fit(key, data)` fits the map to the data, leaves `[N, ...]`, on the host.
+      apply: `apply(fitted, params, batch)` gives h `[B, H]`, whose first column is 1.
+      moving: whether h looks at the parameters too, so that no mean of h over the data can be
+        known beforehand.
     """
 
-    init: Callable[[Key[Array, ""] | None, PyTree[Array]], PyTree[Array]]
-    apply: Callable[[PyTree[Array], PyTree[Array]], Float[Array, "B H"]]
+    fit: Callable[[Key[Array, ""], PyTree[Array]], PyTree[Array]]
+    apply: Callable[[PyTree[Array], PyTree[Array], PyTree[Array]], Float[Array, "B H"]]
     moving: bool = False
 
 
-AtZero = Callable[[PyTree[Array], PyTree[Array]], PyTree[Array]]
-
-
-class WithModel(NamedTuple):
-    """What a control variate with `at_zero` knows of its examples.
-
-    Attributes:
-      context: y, leaves `[B, ...]`.
-      model: q(θ, y), what the model says of them at ε = 0, leaves `[B, ...]`.
-    """
-
-    context: PyTree[Array]
-    model: PyTree[Array]
-
-
-def with_model(
-    at_zero: AtZero | None, params: PyTree[Array] | None, context: PyTree[Array]
-) -> PyTree[Array]:
-    """Contexts beside what `at_zero(params, y)` says of each; as they are without it."""
-    if at_zero is None:
-        return context
-    for name, value in (("params", params), ("context", context)):
-        if value is None:
-            raise invalid(
-                name, expected="what at_zero looks at", got="None", advice=f"Pass {name}=... too."
-            )
-    return WithModel(context, jax.vmap(at_zero, in_axes=(None, 0))(params, context))
-
-
-def with_model_shapes(
-    at_zero: AtZero | None, params: PyTree[Array], context: PyTree[Any]
-) -> PyTree[Any]:
-    """The contexts of the data beside the shapes of what the model says of them."""
-    shapes = jax.eval_shape(lambda params, y: with_model(at_zero, params, y), params, context)
-    return context if at_zero is None else WithModel(context, shapes.model)
-
-
-def fixed_part(context: PyTree[Array]) -> PyTree[Array]:
-    """y alone, without what the model says of it."""
-    return context.context if isinstance(context, WithModel) else context
-
-
-def seen_by(map: Context, context: PyTree[Array]) -> PyTree[Array]:
-    """The part of a context that a map looks at."""
-    return context if map.moving else fixed_part(context)
-
-
-def as_matrix(context: PyTree[Array]) -> Float[Array, "B C"]:
-    """Every example's context as one row: all leaves, raveled and put side by side.
+def as_matrix(batch: PyTree[Array], select: Select | None = None) -> Float[Array, "B C"]:
+    """Every example as one row: all leaves that `select` keeps, raveled and put side by side.
 
     >>> as_matrix({"x": jnp.ones((5, 2)), "y": jnp.arange(5)}).shape
     (5, 3)
     """
-    B = batch_size(context)
-    leaves = [jnp.asarray(leaf, float).reshape(B, -1) for leaf in jax.tree.leaves(context)]
+    kept = batch if select is None else jax.vmap(select)(batch)
+    B = batch_size(kept)
+    leaves = [jnp.asarray(leaf, float).reshape(B, -1) for leaf in jax.tree.leaves(kept)]
     return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, axis=1)
 
 
-def constant() -> Context:
-    """h(y) = 1: context-free."""
+def raw(select: Select | None = None) -> Context:
+    """h(y) = [1, y]: the example as it is, as in the paper.
 
-    def apply(state: Any, context):
-        return jnp.ones((batch_size(context), 1))
-
-    return Context(init=lambda key, context: (), apply=apply)
+    Args:
+      select: `select(example)`, the part of an example to look at; all leaves by default.
+    """
+    return Context(
+        fit=lambda key, data: (),
+        apply=lambda fitted, params, batch: _with_one(as_matrix(batch, select)),
+    )
 
 
 class Standardised(NamedTuple):
@@ -107,14 +66,18 @@ class Standardised(NamedTuple):
     inverse_scale: Float[Array | np.ndarray, " C"]
 
 
-def standardised() -> Context:
-    """h(y) = [1, (y − mean) / scale]: the raw context, brought to unit scale."""
+def standardised(select: Select | None = None) -> Context:
+    """h(y) = [1, (y − mean) / scale]: the example, brought to unit scale column by column.
 
-    def apply(state: Standardised, context):
-        return _with_one((as_matrix(context) - state.mean) * state.inverse_scale)
+    Args:
+      select: `select(example)`, the part of an example to look at; all leaves by default.
+    """
+
+    def apply(fitted: Standardised, params, batch):
+        return _with_one((as_matrix(batch, select) - fitted.mean) * fitted.inverse_scale)
 
     return Context(
-        init=lambda key, context: jax.tree.map(jnp.asarray, _standardise(_rows(context))),
+        fit=lambda key, data: jax.tree.map(jnp.asarray, _standardise(_rows(data, select))),
         apply=apply,
     )
 
@@ -137,21 +100,22 @@ class RandomFeatures(NamedTuple):
     offsets: Float[Array, " M"]
 
 
-def random_features(number: int | None = None) -> Context:
+def random_features(number: int | None = None, select: Select | None = None) -> Context:
     """h(y) = [1, z, zᵢzⱼ, max(Ωᵀz + b, 0)], z the standardised context: curved functions of it.
 
-    Products are taken of all pairs of columns where these are at most 128, otherwise of pairs with
-    a column of two values, such as a label: what differs between two classes is a product with
-    their indicator. Every hinge bends at one of the contexts of the data.
+    Products are taken of all pairs of columns if there are at most 128, otherwise of pairs with a
+    column of two values, such as a label: a difference between two classes is a product with their
+    indicator. Every hinge bends at one of the rows of the data.
 
     Args:
-      number: M, how many hinges; by default from the data: four times as many as a squared
-        exponential kernel, as wide as the median distance between contexts, has directions in a
-        sample of them, at most 128.
+      number: number of hinge features M. By default four times the effective rank of a
+        squared-exponential kernel (median-distance lengthscale) on a sample of contexts, at most
+        128.
+      select: `select(example)`, the part of an example to look at; all leaves by default.
     """
 
-    def init(key, context):
-        rows = _rows(context)
+    def fit(key, data):
+        rows = _rows(data, select)
         scaling = _standardise(rows)
         z = (rows - scaling.mean) * scaling.inverse_scale
         i, j = _pairs(z)
@@ -169,16 +133,16 @@ def random_features(number: int | None = None) -> Context:
             offsets=-(bends * hinges.T).sum(1),
         )
 
-    def apply(state: RandomFeatures, context):
-        z = (as_matrix(context) - state.scaling.mean) * state.scaling.inverse_scale
-        K = state.left.shape[1]
+    def apply(fitted: RandomFeatures, params, batch):
+        z = (as_matrix(batch, select) - fitted.scaling.mean) * fitted.scaling.inverse_scale
+        K = fitted.left.shape[1]
         # One product with all directions: a factor by itself is a column of z.
-        along = z @ jnp.concatenate([state.left, state.right, state.hinges], axis=1)
+        along = z @ jnp.concatenate([fitted.left, fitted.right, fitted.hinges], axis=1)
         products = along[:, :K] * along[:, K : 2 * K]
-        hinged = jax.nn.relu(along[:, 2 * K :] + state.offsets)
+        hinged = jax.nn.relu(along[:, 2 * K :] + fitted.offsets)
         return _with_one(jnp.concatenate([z, products, hinged], axis=1))
 
-    return Context(init, apply)
+    return Context(fit, apply)
 
 
 class Distinct(NamedTuple):
@@ -187,80 +151,81 @@ class Distinct(NamedTuple):
     table: Float[Array, "K C"]
 
 
-def distinct() -> Context:
-    """h(y) = [1, which of the data's distinct contexts y is]: exact where they are few.
+def distinct(select: Select | None = None) -> Context:
+    """h(y) = [1, an indicator for each distinct row of the data]: exact if there are few.
 
-    For contexts that are all categories. A context that is not in the data counts as the one left
-    out.
+    For examples that are all categories. An example that is not in the data counts as the row that
+    has no indicator.
+
+    Args:
+      select: `select(example)`, the part of an example to look at; all leaves by default.
     """
 
-    def init(key, context):
-        return Distinct(jnp.asarray(np.unique(_rows(context), axis=0)[1:]))
-
-    def apply(state: Distinct, context):
-        y = as_matrix(context)
-        same = (y[:, None, :] == state.table[None]).all(-1)
+    def apply(fitted: Distinct, params, batch):
+        y = as_matrix(batch, select)
+        same = (y[:, None, :] == fitted.table[None]).all(-1)
         return _with_one(same.astype(y.dtype))
 
-    return Context(init, apply)
+    return Context(
+        fit=lambda key, data: Distinct(jnp.asarray(np.unique(_rows(data, select), axis=0)[1:])),
+        apply=apply,
+    )
 
 
-def adaptive(most: int = 64) -> Context:
-    """`distinct` where the data has few distinct contexts, `random_features` otherwise.
-
-    Args:
-      most: the most distinct contexts that are told apart one by one.
-    """
-    few, many = distinct(), random_features()
-
-    def init(key, context):
-        kinds = len(np.unique(_rows(context), axis=0))
-        return (few if kinds <= most else many).init(key, context)
-
-    def apply(state, context):
-        return (few if isinstance(state, Distinct) else many).apply(state, context)
-
-    return Context(init, apply)
-
-
-def at_zero(of: Context | None = None) -> Context:
-    """h = [1, q] ⊗ h₀(y), with q what the model says of an example at ε = 0.
-
-    It follows the parameters at once, where coefficients would have to be learned anew. For the
-    draws alone: the points need a mean over the data, which would change with every step. The
-    control variate must be told what q is: `control_variate(..., at_zero=objective.at_zero)`.
+def adaptive(most: int = 64, select: Select | None = None) -> Context:
+    """`distinct` if the data has few distinct rows, otherwise `random_features`.
 
     Args:
-      of: h₀, the standardised context by default; `constant()` for h = [1, q].
+      most: the largest number of distinct rows that are told apart one by one.
+      select: `select(example)`, the part of an example to look at; all leaves by default.
     """
-    of = standardised() if of is None else of
+    few, many = distinct(select), random_features(select=select)
 
-    def init(key, context):
-        if not isinstance(context, WithModel):
-            raise invalid(
-                "at_zero",
-                expected="a function of the parameters and an example, which this map looks at",
-                got="None",
-                advice="Pass at_zero=objective.at_zero to control_variate.",
-            )
-        return of.init(key, context.context)
+    def fit(key, data):
+        kinds = len(np.unique(_rows(data, select), axis=0))
+        return (few if kinds <= most else many).fit(key, data)
 
-    def apply(state, context: WithModel):
-        q, h = _with_one(as_matrix(context.model)), of.apply(state, context.context)
+    def apply(fitted, params, batch):
+        return (few if isinstance(fitted, Distinct) else many).apply(fitted, params, batch)
+
+    return Context(fit, apply)
+
+
+def computed(
+    function: Callable[[PyTree[Array], PyTree[Array]], PyTree[Array]], of: Context | None = None
+) -> Context:
+    """h = [1, q] ⊗ h₀(y), with q a function of the parameters and the example.
+
+    It follows the parameters at once, where coefficients would have to be learned anew. Useful for
+    the draws alone: the points need a mean over the data, which changes with every step.
+
+    Args:
+      function: `function(params, example)`, for example the residual of the model without noise:
+        an array or a pytree of arrays.
+      of: h₀; by default 1, so that h = [1, q].
+    """
+
+    def apply(fitted, params, batch):
+        q = _with_one(as_matrix(jax.vmap(function, (None, 0))(params, batch)))
+        if of is None:
+            return q
+        h = of.apply(fitted, params, batch)
         return (q[:, :, None] * h[:, None, :]).reshape(q.shape[0], -1)
 
-    return Context(init, apply, moving=True)
+    return Context(
+        fit=lambda key, data: () if of is None else of.fit(key, data), apply=apply, moving=True
+    )
 
 
-def mean_over(apply: Callable[[PyTree[Array]], Float[Array, "B H"]], context: PyTree[Array]):
-    """h̄, the exact mean over the data, a few thousand rows at a time."""
-    N = batch_size(context)
+def mean_over(apply: Callable[[PyTree[Array]], Float[Array, "B H"]], data: PyTree[Array]):
+    """h̄, the exact mean of h over the data, a few thousand rows at a time."""
+    N = batch_size(data)
     size = min(N, 4096)
     whole = N - N % size
-    chunks = jax.tree.map(lambda y: y[:whole].reshape(whole // size, size, *y.shape[1:]), context)
+    chunks = jax.tree.map(lambda y: y[:whole].reshape(whole // size, size, *y.shape[1:]), data)
     total = jax.lax.map(lambda part: apply(part).sum(0), chunks).sum(0)
     if whole < N:
-        total = total + apply(jax.tree.map(lambda y: y[whole:], context)).sum(0)
+        total = total + apply(jax.tree.map(lambda y: y[whole:], data)).sum(0)
     return total / N
 
 
@@ -268,18 +233,17 @@ def _with_one(features: Float[Array, "B M"]) -> Float[Array, "B 1+M"]:
     return jnp.concatenate([jnp.ones((features.shape[0], 1), features.dtype), features], axis=1)
 
 
-def _rows(context: PyTree[Array]) -> np.ndarray:
-    """The contexts of the data as rows, on the host: maps are fitted to them before compilation."""
-    leaves = jax.tree.leaves(context)
+def _rows(data: PyTree[Array], select: Select | None) -> np.ndarray:
+    """The data as rows, on the host: maps are fitted before anything is compiled."""
+    leaves = jax.tree.leaves(data)
     if any(isinstance(leaf, jax.ShapeDtypeStruct | Tracer) for leaf in leaves):
         raise invalid(
-            "context",
-            expected="the contexts of the data, to which this context map is fitted",
+            "data",
+            expected="arrays, to which a context map is fitted",
             got="shapes alone" if isinstance(leaves[0], jax.ShapeDtypeStruct) else "traced arrays",
-            advice="Pass the arrays to control_variate, outside of jit.",
+            advice="Call this function outside of jit, with the data itself.",
         )
-    dtype = jnp.result_type(float)
-    return np.concatenate([np.asarray(y, dtype).reshape(len(y), -1) for y in leaves], axis=1)
+    return np.asarray(as_matrix(jax.tree.map(jnp.asarray, data), select))
 
 
 def _standardise(rows: np.ndarray) -> Standardised:

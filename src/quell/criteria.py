@@ -1,28 +1,51 @@
-"""The paper's three criteria V: what coefficients Θ are learned by.
+"""The features φ_b = w(ε_b) ⊗ h(y_b), and the paper's three criteria V for learning Θ.
 
-Each estimates, up to a constant, the variance that is left in the controlled gradient,
+Each criterion estimates, up to a constant, the variance that remains in the controlled gradient,
 tr Cov[Ĝ − Σ_b c_bᵀ w_b]. The variates c_bᵀ w_b of all parameters are φ_bᵀ Θ.
 
-Terms of different examples are taken to have independent draws. Where the whole batch shares one
-draw, the batch is one term, and the cross terms that would not vanish are there.
+Terms of different examples are taken to have independent draws. If the whole batch shares one
+draw, the batch is one term, and the cross terms that would not vanish are part of it.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
-from quell._features import Evidence, independent_terms, mean_features
-from quell._products import times_transposed
+
+class Evidence(NamedTuple):
+    """One batch, as the coefficients see it.
+
+    Attributes:
+      w: the basis for each example, averaged over its draws, `[B, D]`.
+      params: θ, for context maps that look at the model.
+      batch: the examples, a pytree with leaves `[B, ...]`, or None.
+      total: Ĝ, the gradient of the batch, `[P]`.
+      per_example: g_b, the gradients of the first R examples, scaled so that their mean over the
+        batch is the noisy part of Ĝ, `[R, P]`; or None.
+      leaves: the number of entries of each controlled leaf; their sum is P.
+      points: whether the points are controlled too.
+      shared: whether all examples share one draw, so that their noise does not average out.
+      finite: whether all of it is finite; if not, nothing may be learned from it, `[]`.
+    """
+
+    w: Float[Array, "B D"]
+    params: PyTree[Array]
+    batch: PyTree[Array]
+    total: Float[Array, " P"]
+    per_example: Float[Array, "R P"] | None
+    leaves: tuple[int, ...]
+    points: bool
+    shared: bool
+    finite: Bool[Array, ""]
 
 
 class Criterion(NamedTuple):
-    """What coefficients are learned by.
+    """A function that coefficients are learned by.
 
     Attributes:
-      value: `value(Θ, h, evidence)`, a scalar to minimise over Θ `[D·H, P]` and the h `[B, H]`. It
-        sees examples as w ⊗ h / |B| and g / |B|: one whose w is zero has no part in it.
+      value: `value(Θ, h, evidence)`, a scalar to minimise over Θ `[D·H, P]` and the h `[B, H]`.
       per_example: whether it needs the gradient of each example.
     """
 
@@ -30,26 +53,37 @@ class Criterion(NamedTuple):
     per_example: bool
 
 
+def mean_features(w: Float[Array, "B D"], h: Float[Array, "B H"]) -> Float[Array, " D*H"]:
+    """φ̄ = 1/|B| Σ_b w_b ⊗ h_b, without forming the terms."""
+    return ((w.T / w.shape[0]) @ h).ravel()
+
+
+def example_features(w: Float[Array, "B D"], h: Float[Array, "B H"]) -> Float[Array, "B D*H"]:
+    """φ_b = w_b ⊗ h_b for every example."""
+    return (w[:, :, None] * h[:, None, :]).reshape(w.shape[0], -1)
+
+
+def _independent_terms(w, h, shared: bool) -> Float[Array, "U D*H"]:
+    """The terms of φ̄ that have draws of their own: one per example, or one for a shared draw."""
+    return mean_features(w, h)[None] if shared else example_features(w / w.shape[0], h)
+
+
 def _partial_gradients(theta, h, evidence: Evidence):
     if evidence.shared:
         return _gradient_sum(theta, h, evidence)
-    assert evidence.rows is not None  # control_variate has checked
-    R, B = evidence.rows.shape[0], evidence.w.shape[0]
-    variates = times_transposed(independent_terms(evidence.w, h, shared=False)[:R], theta.T)
-    return jnp.sum(variates**2 - 2 * (evidence.rows / B) * variates)
+    assert evidence.per_example is not None  # control_variate has checked
+    R, B = evidence.per_example.shape[0], evidence.w.shape[0]
+    variates = _independent_terms(evidence.w, h, shared=False)[:R] @ theta
+    return jnp.sum(variates**2 - 2 * (evidence.per_example / B) * variates)
 
 
 def _gradient_sum(theta, h, evidence: Evidence):
-    terms = independent_terms(evidence.w, h, evidence.shared)
-    if terms.shape[1] < terms.shape[0]:  # fewer features than terms: their squares sum up first
-        squares = theta * times_transposed(times_transposed(terms.T, terms.T), theta.T)
-        return jnp.sum(squares) - 2 * jnp.sum(evidence.total * (theta.T @ terms.sum(0)))
-    variates = times_transposed(terms, theta.T)
+    variates = _independent_terms(evidence.w, h, evidence.shared) @ theta
     return jnp.sum(variates**2 - 2 * evidence.total * variates)
 
 
 def _squared_difference(theta, h, evidence: Evidence):
-    return jnp.sum((evidence.total - theta.T @ mean_features(evidence.w, h)) ** 2)
+    return jnp.sum((evidence.total - mean_features(evidence.w, h) @ theta) ** 2)
 
 
 partial_gradients = Criterion(_partial_gradients, per_example=True)

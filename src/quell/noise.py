@@ -1,4 +1,4 @@
-"""Base noise: what one example's draw looks like, how to draw it, and its moments.
+"""Base noise ε: the distribution of one example's draw, how to draw it, and its moments.
 
 A `Noise` is the distribution of the draw ε of one example. Its shape may be a pytree of shapes; the
 bases see the draw as one flat vector z of D standardised components.
@@ -14,8 +14,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Float, Key, PyTree
 
 from quell._errors import invalid
-
-Shape = int | tuple[int, ...]
+from quell._tree import is_shape, shape_leaves
 
 
 class Noise(NamedTuple):
@@ -164,18 +163,6 @@ def from_moments(
 
     noise = _independent("from_moments", shape, sample, moment, None)
     return noise._replace(reflect=None)
-
-
-def is_shape(node: Any) -> bool:
-    """Whether a node of a shape pytree is one shape."""
-    return isinstance(node, int) or (
-        isinstance(node, tuple) and all(isinstance(n, int) for n in node)
-    )
-
-
-def shape_leaves(shape: PyTree[Any]) -> list[tuple[int, ...]]:
-    """The shapes in a pytree of shapes, in leaf order."""
-    return jax.tree.leaves(shape, is_leaf=is_shape)
 
 
 def _as_shape(shape: PyTree[Any]) -> PyTree[Any]:

@@ -1,4 +1,4 @@
-"""Coefficients that are given and stay."""
+"""Coefficients that are given and never learned."""
 
 import jax.numpy as jnp
 from jaxtyping import ArrayLike
@@ -10,7 +10,7 @@ from quell.coefficients._types import Coefficients, Sizes
 def fixed(value: ArrayLike) -> Coefficients:
     """A Θ that is never learned: a number, or an array `[D, P]` over the controlled entries."""
 
-    def init(key, sizes: Sizes):
+    def start(key, sizes: Sizes, params, data):
         shape = (sizes.basis, sizes.outputs)
         theta = jnp.asarray(value, sizes.dtype)
         if theta.ndim and theta.shape != shape:
@@ -20,11 +20,11 @@ def fixed(value: ArrayLike) -> Coefficients:
                 got=f"shape {theta.shape}",
                 advice="Rows are basis functions, columns the entries of the controlled leaves.",
             )
-        return jnp.broadcast_to(theta, shape)
+        return lambda key: jnp.broadcast_to(theta, shape)
 
     return Coefficients(
-        init=init,
-        context_features=lambda theta, context, B: jnp.ones((B, 1), theta.dtype),
+        start=start,
+        context_features=lambda theta, params, batch, B: jnp.ones((B, 1), theta.dtype),
         predict=lambda theta, phi: phi @ theta,
         learn=lambda theta, criterion, evidence: theta,
     )

@@ -1,56 +1,69 @@
-"""Coefficients learned by an optimiser on a criterion: the paper's way."""
+"""Coefficients learned by an optimiser on a criterion, one step per batch: the paper's way."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
 from quell._errors import invalid
-from quell.coefficients import _targets
-from quell.coefficients._network import Layers, as_network, multilayer, with_one
-from quell.coefficients._steps import Gathered, Steps, Weights, steps
+from quell._mlp import apply_layers, init_layers
+from quell.coefficients._targets import Targets, unit_scale
 from quell.coefficients._types import Coefficients, Sizes
-from quell.coefficients._waiting import join, none_waiting, summed_gradient, with_room
-from quell.contexts import as_matrix
+from quell.contexts import Context, standardised
+from quell.criteria import mean_features
 
-_EVERY = 8  # batches to a step: what a step costs is then small beside their gradients
+Initializer = Callable[..., Array]
+
+
+class Weights(NamedTuple):
+    """The weights that the optimiser steps on: the trunk's parameters, and Θ `[D·H, P]`."""
+
+    trunk: PyTree[Array]
+    theta: Float[Array, "F P"]
 
 
 class Learned(NamedTuple):
     """State of coefficients learned by an optimiser.
 
     Attributes:
-      weights: the trunk and Θ, at unit scale.
-      optimizer: the optimiser's state, and the gradients gathered for its next step.
-      targets: running mean and scale of the gradients.
+      fitted: the context map, fitted to the data.
+      weights: the trunk and Θ, at the scale of the targets.
+      optimizer: the optimiser's state.
+      targets: the state of the targets.
     """
 
+    fitted: PyTree[Array]
     weights: Weights
     optimizer: PyTree[Array]
-    targets: _targets.Targets
+    targets: PyTree[Array]
 
 
-def context_free(optimizer: optax.GradientTransformation, *, decay: float = 0.99) -> Coefficients:
+class Trunk(NamedTuple):
+    """A recognition network without its last layer.
+
+    Attributes:
+      init: `init(key, x)` gives the parameters for inputs `[1, C]`.
+      apply: `apply(params, x)` gives the output `[B, H]`.
+    """
+
+    init: Callable[[Key[Array, ""], Float[Array, "B C"]], PyTree[Array]]
+    apply: Callable[[PyTree[Array], Float[Array, "B C"]], Float[Array, "B H"]]
+
+
+def context_free(
+    optimizer: optax.GradientTransformation, *, targets: Targets | None = None
+) -> Coefficients:
     """One Θ `[D, P]` for every context, learned by `optimizer`; the paper's baseline.
 
     Args:
-      optimizer: steps on Θ, which is at unit scale whatever the scale of the gradients.
-      decay: forgetting of the running mean and scale of the gradients.
+      optimizer: steps on Θ, at the scale of the targets.
+      targets: the scale to learn at; `unit_scale()` by default.
     """
-
-    def init_trunk(key, context):
-        return ()
-
-    def h(trunk, context, B):
-        return jnp.ones((B, 1))
-
-    return _learned(
-        init_trunk, h, steps(optimizer, 1), jax.nn.initializers.zeros, decay, random=False
-    )
+    return _learned(None, None, optimizer, jax.nn.initializers.zeros, targets)
 
 
 def recognition_network(
@@ -58,125 +71,134 @@ def recognition_network(
     optimizer: optax.GradientTransformation | None = None,
     *,
     network: Any = None,
-    every: int | None = None,
-    decay: float = 0.99,
+    context: Context | None = None,
+    last_layer: Initializer = jax.nn.initializers.zeros,
+    targets: Targets | None = None,
 ) -> Coefficients:
     """Coefficients that are a neural network of the context: the paper's amortisation.
 
-    The trunk and a one are h(y); the last layer is Θ `[D·(H+1), P]`. ReLU between layers, Xavier
-    initialisation throughout.
+    h(y) is a one and the output of the trunk; the last layer is Θ `[D·H, P]`. The trunk has ReLU
+    after each layer and Xavier initialisation. Unlike the paper's, the network sees standardised
+    contexts, its last layer starts at zero and its correction is gated, so that it does not make
+    gradients noisier. The paper's own choices are `context=contexts.raw()`,
+    `last_layer=jax.nn.initializers.glorot_uniform()` and `targets=coefficients.raw_targets(N)`.
 
     Args:
       hidden: widths of the trunk's layers.
-      optimizer: steps on the trunk and on Θ, both at unit scale; by default Adam, one step for
-        every 8 batches at 5e-3, which learns about as one for every batch at 1e-3 does and takes
-        less time. At the default widths a step for every batch ends lower at 1e-3 than at 1e-2;
-        narrow networks want more.
+      optimizer: takes a step on the trunk and on Θ for every batch; Adam(1e-3) by default. Narrow
+        networks want a larger rate.
       network: in place of `hidden`, a trunk of your own: an `(init, apply)` pair or a Flax module
-        (`init(key, context)`, `apply(params, context)` on `[B, C]`), or an Equinox module (called
-        on one context `[C]`).
-      every: how many batches there are to a step, which is on their mean gradient: 8 by default, 1
-        with an optimiser of your own. Fewer steps want a larger rate. Small batches, of 256
-        examples in all, are kept until the step and learned from together, which takes less time.
-      decay: forgetting of the running mean and scale of the gradients.
+        (`init(key, x)`, `apply(params, x)` on `[B, C]`), or an Equinox module (called on `[C]`).
+      context: the input of the trunk; `contexts.standardised()` by default.
+      last_layer: the initialiser of Θ.
+      targets: the scale to learn at; `unit_scale()` by default.
     """
-    trunk = multilayer(hidden) if network is None else as_network(network)
-
-    def init_trunk(key, context):
-        if context is None:
-            raise invalid(
-                "context",
-                expected="the contexts of the data, which the recognition network sees",
-                got="None",
-                advice="Pass context=... to control_variate, or use coefficients.context_free.",
-            )
-        return trunk.init(key, jnp.zeros(_matrix_shape(context)))
-
-    def h(params, context, B):
-        return with_one(trunk.apply(params, as_matrix(context)))
-
-    if every is None:
-        every = _EVERY if optimizer is None else 1
-    optimizer = optax.adam(5e-3, b1=0.5, b2=0.99) if optimizer is None else optimizer
-    head = jax.nn.initializers.glorot_uniform()
-    move = steps(optimizer, every)
-    return _learned(init_trunk, h, move, head, decay, random=True, layers=trunk.layers)
-
-
-def _matrix_shape(context: PyTree[Any]) -> tuple[int, int]:
-    """The shape of one context as a row."""
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), context)
-    return jax.eval_shape(as_matrix, one).shape
+    trunk = _multilayer(hidden) if network is None else _as_trunk(network)
+    optimizer = optax.adam(1e-3) if optimizer is None else optimizer
+    return _learned(trunk, context or standardised(), optimizer, last_layer, targets)
 
 
 def _learned(
-    init_trunk, h, move: Steps, head, decay, random, layers: Layers | None = None
+    trunk: Trunk | None, context: Context | None, optimizer, last_layer, targets
 ) -> Coefficients:
-    """A trunk, a last layer Θ, and an optimiser for both."""
+    """Coefficients of a trunk, if there is one, and a last layer Θ, learned by one optimiser."""
+    targets = unit_scale() if targets is None else targets
 
-    def init(key, sizes: Sizes):
-        trunk_key, head_key = (None, None) if key is None else jax.random.split(key)
-        trunk = init_trunk(trunk_key, sizes.context)
-        H = jax.eval_shape(lambda t: h(t, _zeros(sizes.context), 1), trunk).shape[1]
-        # Fan in and out as of the layer that gives P·D outputs from H inputs.
-        by_layer = head(head_key, (H, sizes.basis * sizes.outputs), sizes.dtype)
-        theta = by_layer.reshape(H, sizes.basis, sizes.outputs).transpose(2, 1, 0)
-        weights = Weights(trunk, theta.reshape(sizes.outputs, -1))
-        targets = _targets.init(sizes.outputs, sizes.dtype)
-        waiting = None
-        if layers is not None and move.every > 1:
-            one = layers.forward(trunk, as_matrix(_zeros(sizes.context)))
-            waiting = none_waiting(move.every, one, sizes)
-        return Learned(weights, move.init(weights, waiting), targets)
+    def inputs(fitted, params, batch):
+        # The trunk has biases of its own, so the constant 1 of the context is left out.
+        return None if context is None else context.apply(fitted, params, batch)[:, 1:]
 
-    def context_features(state, context, B):
-        return h(state.weights.trunk, context, B)
+    def h(weights: Weights, x, B):
+        one = jnp.ones((B, 1), weights.theta.dtype)
+        if trunk is None:
+            return one
+        return jnp.concatenate([one, trunk.apply(weights.trunk, x).astype(one.dtype)], axis=1)
 
-    def predict(state, phi):
-        return (state.weights.theta @ phi.T).T * _targets.scale(state.targets)
+    def start(key, sizes: Sizes, params, data):
+        fitted = () if context is None else context.fit(key, data)
+        example = jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]), data)
 
-    def learn(state, criterion, evidence):
-        weights = state.weights
-        targets, evidence = _targets.update(state.targets, criterion, evidence, decay)
-        places = state.optimizer.waiting if isinstance(state.optimizer, Gathered) else None
-        waiting = with_room(places, evidence)
-        # All that reads the weights stands before the step, which may then write in place; and
-        # h and Θᵀφ, which the correction needs too, are computed once.
-        if layers is None or waiting is None:
-            new = gradient_of(weights, criterion, evidence)
-        else:
-            kept = layers.forward(weights.trunk, as_matrix(evidence.context))
-            new = partial(join, waiting, kept, evidence)
+        def init(key):
+            trunk_key, head_key = jax.random.split(key)
+            x = inputs(fitted, params, example)
+            weights = () if trunk is None else trunk.init(trunk_key, x)
+            H = 1 if trunk is None else 1 + trunk.apply(weights, x).shape[1]
+            # Fan in and out as of a layer with H inputs, its bias last, and P·D outputs.
+            layer = last_layer(head_key, (H, sizes.basis * sizes.outputs), sizes.dtype)
+            by_input = jnp.roll(layer, 1, axis=0).reshape(H, sizes.basis, sizes.outputs)
+            theta = by_input.transpose(1, 0, 2).reshape(-1, sizes.outputs)
+            both = Weights(weights, theta)
+            return Learned(fitted, both, optimizer.init(both), targets.init(sizes))
 
-        def summed(weights, waiting):
-            assert layers is not None  # where some wait
-            trunk, theta = weights
-            return Weights(*summed_gradient(waiting, trunk, theta, layers, criterion, evidence))
+        return init
+
+    def context_features(state: Learned, params, batch, B):
+        return h(state.weights, inputs(state.fitted, params, batch), B)
+
+    def predict(state: Learned, phi):
+        return phi @ state.weights.theta * targets.scale(state.targets)
+
+    def learn(state: Learned, criterion, evidence):
+        weights, B = state.weights, evidence.w.shape[0]
+        x = inputs(state.fitted, evidence.params, evidence.batch)
+        # The same expression as in the correction, which the compiler computes once.
+        prediction = mean_features(evidence.w, h(weights, x, B)) @ weights.theta
 
         def step():
-            return Learned(*move.take(new(), state.optimizer, weights, summed), targets)
+            targets_state, scaled = targets.update(state.targets, criterion, evidence, prediction)
+            gradient = jax.grad(lambda w: criterion.value(w.theta, h(w, x, B), scaled))(weights)
+            updates, optimizer_state = optimizer.update(gradient, state.optimizer, weights)
+            moved: Any = optax.apply_updates(weights, updates)
+            return Learned(state.fitted, moved, optimizer_state, targets_state)
 
         return jax.lax.cond(evidence.finite, step, lambda: state)
 
-    def gradient_of(weights, criterion, evidence):
-        """The gradient of one batch, but for that by Θ, which is made where it is called for."""
-        B = evidence.w.shape[0]
-
-        def value(theta, h):
-            return criterion.value(theta.T, h, evidence)
-
-        features, by_trunk = jax.vjp(lambda t: h(t, evidence.context, B), weights.trunk)
-        V, by = jax.vjp(value, weights.theta, features)
-        (trunk,) = by_trunk(by(jnp.ones_like(V))[1])
-        return lambda: Weights(trunk, by(jnp.ones_like(V))[0])
-
-    return Coefficients(init, context_features, predict, learn, random=random)
+    return Coefficients(start, context_features, predict, learn)
 
 
-def _zeros(context: PyTree[Any]) -> PyTree[Array]:
-    """One context of zeros."""
+def _multilayer(hidden: Sequence[int]) -> Trunk:
+    """Dense layers with ReLU after each, Xavier-initialised."""
+    if not hidden or any(not isinstance(width, int) or width < 1 for width in hidden):
+        raise invalid(
+            "hidden",
+            expected="widths of at least one layer, such as (128, 128, 128)",
+            got=hidden,
+            advice="Use coefficients.context_free for no network at all.",
+        )
+    xavier = jax.nn.initializers.glorot_uniform()
+    return Trunk(
+        init=lambda key, x: init_layers(key, (x.shape[-1], *hidden), xavier),
+        apply=lambda layers, x: apply_layers(layers, x, jax.nn.relu, activate_last=True),
+    )
 
-    def one(leaf):
-        return jnp.zeros((1, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))
 
-    return jax.tree.map(one, context)
+def _as_trunk(network: Any) -> Trunk:
+    """An `(init, apply)` pair, a Flax module or an Equinox module as a trunk."""
+    if hasattr(network, "init") and hasattr(network, "apply"):
+        return Trunk(network.init, network.apply)
+    if isinstance(network, tuple) and len(network) == 2:
+        return Trunk(*network)
+    if callable(network):
+        leaves, treedef = jax.tree.flatten(network)
+        is_weight = [_is_weight(leaf) for leaf in leaves]
+
+        def init(key, x):
+            return [leaf for leaf, keep in zip(leaves, is_weight) if keep]
+
+        def apply(params, x):
+            weights = iter(params)
+            rebuilt = [next(weights) if keep else leaf for leaf, keep in zip(leaves, is_weight)]
+            return jax.vmap(treedef.unflatten(rebuilt))(x)
+
+        return Trunk(init, apply)
+    raise invalid(
+        "network",
+        expected="an (init, apply) pair, a Flax module or an Equinox module",
+        got=type(network).__name__,
+        advice="Wrap the network in a pair of functions.",
+    )
+
+
+def _is_weight(leaf: Any) -> bool:
+    """Whether a leaf of a module is an array of weights."""
+    return isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.inexact)

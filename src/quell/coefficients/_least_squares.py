@@ -1,7 +1,7 @@
 """Coefficients in closed form: least squares on running sums, judged on rows not yet learned from.
 
 Gradients g are regressed on x = [w(ε) ⊗ h(y), h'(y)]: the first part quiets the draws, the second
-is the intercept, which quiets the points where it is used as h'(y) − h̄'.
+is the intercept, which quiets the points when it is used as h'(y) − h̄'.
 
 A step only puts its rows into a block. When the block is full, every candidate (a memory and a
 ridge) is judged on it before learning from it; then all candidates are solved anew. Each leaf uses
@@ -15,13 +15,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
+from quell._checks import check_whole
 from quell._errors import invalid
-from quell._features import Evidence, example_features, mean_features
-from quell._leaves import leaf_sums, spread
+from quell._tree import leaf_sums, spread
 from quell.coefficients._cholesky import solve
+from quell.coefficients._targets import gate
 from quell.coefficients._types import Coefficients, Sizes
-from quell.contexts import Context, adaptive, mean_over, seen_by, standardised
-from quell.criteria import Criterion
+from quell.contexts import Context, adaptive, mean_over, standardised
+from quell.criteria import Criterion, Evidence, example_features, mean_features
 
 _SLOWER = 4  # how much rarer refreshes become after the first ones
 
@@ -80,7 +81,6 @@ class LeastSquares(NamedTuple):
       memory: sums with forgetting, A `[J, F, F]` and R `[J, F, P]`.
       candidates: Θ of every candidate, `[C, F, P]`.
       scores: how the candidates did.
-      gate: the multiplier of each leaf, `[leaves]`.
       theta: Θ in use: for each leaf its best candidate times its gate, `[F, P]`.
       step: steps so far, `[]`.
     """
@@ -91,90 +91,80 @@ class LeastSquares(NamedTuple):
     memory: tuple[Float[Array, "J F F"], Float[Array, "J F P"]]
     candidates: Float[Array, "C F P"]
     scores: Scores
-    gate: Float[Array, " leaves"]
     theta: Float[Array, "F P"]
     step: Int[Array, ""]
 
 
 def least_squares(
-    context: Context | None = None,
-    *,
+    points: Context | None = None,
     draws: Context | None = None,
-    rows: int = 10,
+    *,
+    examples: int = 10,
     every: int = 16,
     memories: Sequence[float] = (4.0, 32.0),
     ridges: Sequence[float] = (1e-4, 1e-2),
 ) -> Coefficients:
     """Closed-form coefficients for draws and points: no learning rate, safe from the first step.
 
-    With `criteria.partial_gradients` it learns from the gradients of examples, otherwise from the
-    gradient of the batch. It learns from as many rows as it is given, and applies to all.
+    With `criteria.partial_gradients` they learn from the gradients of examples, otherwise from the
+    gradient of the batch. They learn from a few examples of each batch, and apply to all.
 
     Args:
-      context: h'(y), for the intercept and the points; `contexts.adaptive()` by default. A map
-        that looks at the model, such as `contexts.at_zero()`, can be the intercept but cannot
-        control the points.
-      draws: h(y), for the draws; the standardised context by default, since it is multiplied with
-        every function of the basis.
-      rows: how many examples of a batch to learn from at most.
+      points: h'(y), the context for the intercept and the points; `contexts.adaptive()` by default.
+        A map that looks at the parameters, such as `contexts.computed(...)`, can be the intercept
+        but cannot control the points.
+      draws: h(y), the context for the draws; `contexts.standardised()` by default, since it is
+        multiplied with every function of the basis.
+      examples: the largest number of examples of a batch to learn from.
       every: steps between refreshes at first; after 16 refreshes, four times as many.
-      memories: how many refreshes the sums reach back, to choose from; give one to fix it.
-      ridges: ridges relative to the mean square of the features, to choose from; give one to fix
-        it.
+      memories: candidates for the reach of the sums, in refreshes; one number fixes it.
+      ridges: candidates for the ridge, relative to the mean square of the features; one number
+        fixes it.
     """
-    points = adaptive() if context is None else context
+    points = adaptive() if points is None else points
     draws = standardised() if draws is None else draws
-    _check(rows, every, memories, ridges)
+    _check(examples, every, memories, ridges)
 
-    def init(key, sizes: Sizes):
-        if sizes.context is None:
-            raise invalid(
-                "context",
-                expected="the contexts of the data",
-                got="None",
-                advice="Pass context=... to control_variate.",
-            )
+    def start(key, sizes: Sizes, params, data):
         draws_key, points_key = jax.random.split(key)
-        by_draws, by_points = seen_by(draws, sizes.context), seen_by(points, sizes.context)
-        fitted = draws.init(draws_key, by_draws), points.init(points_key, by_points)
-        mean = _mean(points, fitted[1], by_points)
-        H = jax.eval_shape(draws.apply, fitted[0], by_draws).shape[1]
+        fitted = draws.fit(draws_key, data), points.fit(points_key, data)
+        mean = _mean(points, fitted[1], params, data)
+        H = jax.eval_shape(draws.apply, fitted[0], params, data).shape[1]
         P, L = sizes.outputs, len(sizes.leaves)
         F, J, C = sizes.basis * H + mean.shape[0], len(memories), len(memories) * len(ridges)
-
-        length = _SLOWER * every * rows
+        length = _SLOWER * every * examples
 
         def zeros(*shape):
             return jnp.zeros(shape, sizes.dtype)
 
-        return LeastSquares(
+        return lambda key: LeastSquares(
             contexts=fitted,
             mean=mean.astype(sizes.dtype),
             block=Block(zeros(length, F), zeros(length, P), jnp.zeros((), jnp.int32)),
             memory=(zeros(J, F, F), zeros(J, F, P)),
             candidates=zeros(C, F, P),
             scores=Scores(zeros(C, L), zeros(C, L), zeros(L), zeros()),
-            gate=zeros(L),
             theta=zeros(F, P),
             step=jnp.zeros((), jnp.int32),
         )
 
-    def context_features(state, y, B):
-        return draws.apply(state.contexts[0], seen_by(draws, y)).astype(state.theta.dtype)
+    def context_features(state, params, batch, B):
+        return draws.apply(state.contexts[0], params, batch).astype(state.theta.dtype)
 
-    def intercept(state, y):
-        return points.apply(state.contexts[1], seen_by(points, y)).astype(state.theta.dtype)
+    def intercept(state, params, batch):
+        return points.apply(state.contexts[1], params, batch).astype(state.theta.dtype)
 
-    def point_features(state, y):
-        return intercept(state, y) - state.mean
+    def point_features(state, params, batch):
+        return intercept(state, params, batch) - state.mean
 
     def predict(state, phi):
         return phi @ state.theta[: phi.shape[-1]]
 
     def learn(state, criterion, evidence):
-        evidence = first_rows(criterion, evidence, rows)
-        h = context_features(state, evidence.context, evidence.w.shape[0])
-        x, g = regressors(criterion, evidence, h, intercept(state, evidence.context))
+        evidence = _first_examples(criterion, evidence, examples)
+        seen = evidence.params, evidence.batch
+        h = context_features(state, *seen, evidence.w.shape[0])
+        x, g = _regressors(criterion, evidence, h, intercept(state, *seen))
         block = _add(state.block, x, g, evidence.finite)
         step = state.step + evidence.finite
         period = jnp.where(step <= 16 * every, every, _SLOWER * every)
@@ -196,59 +186,55 @@ def least_squares(
         A = forget * state.memory[0] + block.A
         R = forget * state.memory[1] + block.R
         candidates = _solve(A, R, ridges)
-        best, gate = _choose(scores)
+        best, gates = _choose(scores)
         return state._replace(
             block=state.block._replace(filled=jnp.zeros_like(state.block.filled)),
             memory=(A, R),
             candidates=candidates,
             scores=scores,
-            gate=gate,
-            theta=_pick(candidates, best, evidence.leaves) * spread(gate, evidence.leaves),
+            theta=_pick(candidates, best, evidence.leaves) * spread(gates, evidence.leaves),
         )
 
     return Coefficients(
-        init=init,
+        start=start,
         context_features=context_features,
         predict=predict,
         learn=learn,
         point_features=None if points.moving else point_features,
-        random=True,
     )
 
 
-def _mean(points: Context, fitted: PyTree[Array], y: PyTree[Array]) -> Float[Array, " H2"]:
-    """h̄', or zeros where there is none to know: the points are then not controlled."""
-    shape = jax.eval_shape(points.apply, fitted, y)
-    known = not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(y))
-    if points.moving or not known:
+def _mean(points: Context, fitted, params, data) -> Float[Array, " H2"]:
+    """h̄', or zeros for a moving map, which has no mean and cannot control the points."""
+    if points.moving:
+        shape = jax.eval_shape(points.apply, fitted, params, data)
         return jnp.zeros(shape.shape[1], shape.dtype)
-    return mean_over(lambda y: points.apply(fitted, y), y)
+    return mean_over(lambda batch: points.apply(fitted, params, batch), data)
 
 
-def first_rows(criterion: Criterion, evidence: Evidence, rows: int) -> Evidence:
-    """The evidence of the examples to learn from, where gradients of examples are learned from."""
-    if not criterion.per_example or evidence.rows is None:
+def _first_examples(criterion: Criterion, evidence: Evidence, count: int) -> Evidence:
+    """The evidence of the first examples, if the criterion learns from gradients of examples."""
+    if not criterion.per_example or evidence.per_example is None:
         return evidence
-    R = min(rows, evidence.rows.shape[0])
+    R = min(count, evidence.per_example.shape[0])
     return evidence._replace(
         w=evidence.w[:R],
-        context=jax.tree.map(lambda y: y[:R], evidence.context),
-        rows=evidence.rows[:R],
+        batch=jax.tree.map(lambda y: y[:R], evidence.batch),
+        per_example=evidence.per_example[:R],
     )
 
 
-def regressors(
+def _regressors(
     criterion: Criterion,
     evidence: Evidence,
     h: Float[Array, "B H"],
     intercept: Float[Array, "B H2"],
 ) -> tuple[Float[Array, "R F"], Float[Array, "R P"]]:
     """Regressors [w ⊗ h, h'] and gradients: of the first R examples, or of the batch as one row."""
-    w = evidence.w
-    if criterion.per_example and evidence.rows is not None:
-        R = evidence.rows.shape[0]
-        x = jnp.concatenate([example_features(w[:R], h[:R]), intercept[:R]], axis=1)
-        return x, evidence.rows
+    w, g = evidence.w, evidence.per_example
+    if criterion.per_example and g is not None:
+        R = g.shape[0]
+        return jnp.concatenate([example_features(w[:R], h[:R]), intercept[:R]], axis=1), g
     return jnp.concatenate([mean_features(w, h), intercept.mean(0)])[None], evidence.total[None]
 
 
@@ -294,23 +280,11 @@ def _forget(old: Scores, decay: float, new: Scores) -> Scores:
 
 
 def _choose(scores: Scores) -> tuple[Int[Array, " leaves"], Float[Array, " leaves"]]:
-    """The best candidate of each leaf, and its best multiplier less one standard error."""
-    tt = jnp.where(scores.tt > 0, scores.tt, 1)
-    slope = scores.gt / tt
-    residual = jnp.maximum(scores.gg - slope * scores.gt, 0)
-    error = jnp.sqrt(residual / tt / jnp.maximum(scores.n, 1))
-    gate = jnp.where(scores.tt > 0, jnp.clip(slope - error, 0, 1), 0)
-    gain = 2 * gate * scores.gt - gate**2 * scores.tt
+    """The best candidate of each leaf, and its gate."""
+    gates = gate(scores.gt, scores.tt, scores.gg, scores.n)
+    gain = 2 * gates * scores.gt - gates**2 * scores.tt
     best = jnp.argmax(gain, axis=0)
-    return best, jnp.take_along_axis(gate, best[None], axis=0)[0]
-
-
-def explained(scores: Scores) -> Float[Array, ""]:
-    """The share of the variance of rows not yet learned from that the best candidates remove."""
-    best, gate = _choose(scores)
-    gt, tt = (jnp.take_along_axis(sums, best[None], axis=0)[0] for sums in scores[:2])
-    total = scores.gg.sum()
-    return (2 * gate * gt - gate**2 * tt).sum() / jnp.where(total > 0, total, 1)
+    return best, jnp.take_along_axis(gates, best[None], axis=0)[0]
 
 
 def _pick(theta: Float[Array, "C F P"], best, leaves: tuple[int, ...]) -> Float[Array, "F P"]:
@@ -319,12 +293,9 @@ def _pick(theta: Float[Array, "C F P"], best, leaves: tuple[int, ...]) -> Float[
     return jnp.take_along_axis(theta, chosen[None, None], axis=0)[0]
 
 
-def _check(rows, every, memories, ridges) -> None:
-    for name, value in (("rows", rows), ("every", every)):
-        if not isinstance(value, int) or value < 1:
-            raise invalid(
-                name, expected="an int ≥ 1", got=value, advice="Leave out for the default."
-            )
+def _check(examples, every, memories, ridges) -> None:
+    check_whole("examples", examples, 1)
+    check_whole("every", every, 1)
     for name, values in (("memories", memories), ("ridges", ridges)):
         if not values or any(value <= 0 for value in values):
             raise invalid(

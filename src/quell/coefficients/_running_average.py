@@ -2,11 +2,11 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from quell._errors import invalid
+from quell._checks import check_decay
+from quell._tree import where
 from quell.coefficients._types import Coefficients, Sizes
 
 
@@ -29,24 +29,24 @@ class RunningAverage(NamedTuple):
 def running_average(decay: float = 0.99) -> Coefficients:
     """C* = Cov[g, w] / Var[w] from the steps so far, one basis function at a time.
 
-    Context-free. Uses the gradient of each example where the criterion brings it, else the batch's.
+    Context-free. It learns from the gradient of each example if the criterion needs it, otherwise
+    from the gradient of the batch.
 
     Args:
       decay: forgetting, in (0, 1]; 1 averages over everything.
     """
-    if not 0 < decay <= 1:
-        raise invalid("decay", expected="a number in (0, 1]", got=decay, advice="Try 0.99.")
+    check_decay(decay)
 
-    def init(key, sizes: Sizes):
+    def start(key, sizes: Sizes, params, data):
         D, P = sizes.basis, sizes.outputs
-        return RunningAverage(
+        return lambda key: RunningAverage(
             mean=jnp.zeros(P, sizes.dtype),
             covariance=jnp.zeros((D, P), sizes.dtype),
             variance=jnp.zeros(D, sizes.dtype),
             weight=jnp.zeros((), sizes.dtype),
         )
 
-    def context_features(state, context, B):
+    def context_features(state, params, batch, B):
         return jnp.ones((B, 1), state.mean.dtype)
 
     def predict(state, phi):
@@ -56,7 +56,7 @@ def running_average(decay: float = 0.99) -> Coefficients:
 
     def learn(state, criterion, evidence):
         if criterion.per_example and not evidence.shared:
-            g, w = evidence.rows, evidence.w[: evidence.rows.shape[0]]
+            g, w = evidence.per_example, evidence.w[: evidence.per_example.shape[0]]
         else:
             g, w = evidence.total[None], evidence.w.mean(0, keepdims=True)
         weight = decay * state.weight + 1
@@ -68,6 +68,6 @@ def running_average(decay: float = 0.99) -> Coefficients:
             variance=decay * state.variance + (w**2).mean(0),
             weight=weight,
         )
-        return jax.tree.map(lambda new, old: jnp.where(evidence.finite, new, old), learned, state)
+        return where(evidence.finite, learned, state)
 
-    return Coefficients(init, context_features, predict, learn)
+    return Coefficients(start, context_features, predict, learn)

@@ -1,85 +1,171 @@
-"""Targets at unit scale: the running mean taken out, each leaf divided by its own spread."""
+"""Targets: the gradients as coefficients learn them, and how far the correction can be trusted.
 
-from typing import NamedTuple
+With `unit_scale` the running mean of the gradient is taken out and every entry is divided by its
+spread, so that one learning rate serves gradients of any size. The correction is multiplied by a
+gate: the multiplier in [0, 1] that would have served best on the batches so far, each of them
+predicted before it was learned from. Without evidence the gate is closed.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
-from quell._features import Evidence
-from quell._leaves import leaf_means
-from quell.criteria import Criterion
+from quell._checks import check_decay, check_positive
+from quell._tree import leaf_means
+from quell.coefficients._types import Sizes
+from quell.criteria import Criterion, Evidence
 
-_OUTLIER = 10.0  # standard deviations; what is further out is brought there
+_OUTLIER = 10.0  # standard deviations; gradients further out are brought there
 
 
 class Targets(NamedTuple):
-    """Running statistics of one example's gradient, with forgetting.
+    """A way to bring gradients to the scale that coefficients are learned at.
 
     Attributes:
-      mean: running sum of the gradient, `[P]`.
-      square: running sum of the squared deviation, averaged over each leaf, `[P]`.
+      init: `init(sizes)` gives the state.
+      scale: `scale(state)`, the factor that turns a prediction Θᵀφ into a correction, `[P]`.
+      update: `update(state, criterion, evidence, prediction)` gives the next state and the
+        evidence at the scale to learn from. The prediction Θᵀφ̄ `[P]` was made before learning.
+    """
+
+    init: Callable[[Sizes], PyTree[Array]]
+    scale: Callable[[PyTree[Array]], Float[Array, "..."]]
+    update: Callable[
+        [PyTree[Array], Criterion, Evidence, Float[Array, " P"]], tuple[PyTree[Array], Evidence]
+    ]
+
+
+class Statistics(NamedTuple):
+    """Running sums of the gradient of one example, with forgetting.
+
+    Attributes:
+      mean: of the gradient, `[P]`.
+      square: of its squared deviation, `[P]`.
       weight: the weight of both sums, so that sum / weight is the average, `[]`.
+      gt: of the product of gradient and ungated correction, averaged over each leaf, `[P]`.
+      tt: of the squared correction, likewise, `[P]`.
+      gg: of the squared gradient, likewise, `[P]`.
     """
 
     mean: Float[Array, " P"]
     square: Float[Array, " P"]
     weight: Float[Array, ""]
+    gt: Float[Array, " P"]
+    tt: Float[Array, " P"]
+    gg: Float[Array, " P"]
 
 
-def init(outputs: int, dtype) -> Targets:
-    """Nothing seen yet."""
-    return Targets(
-        mean=jnp.zeros(outputs, dtype),
-        square=jnp.zeros(outputs, dtype),
-        weight=jnp.zeros((), dtype),
-    )
+def unit_scale(*, decay: float = 0.99, per_leaf: bool = False, gated: bool = True) -> Targets:
+    """Gradients of mean zero and unit spread, and a gate on the correction.
 
+    A gradient far off, as when a variance passes close to zero, would inflate the spread, and with
+    it the correction, for as long as it is remembered; so it counts as ten standard deviations.
 
-def scale(state: Targets) -> Float[Array, " P"]:
-    """The spread of one example's gradient, leaf by leaf; zero until something was seen."""
-    return jnp.sqrt(state.square / jnp.maximum(state.weight, 1))
-
-
-def update(
-    state: Targets, criterion: Criterion, evidence: Evidence, decay: float
-) -> tuple[Targets, Evidence]:
-    """Take the batch into the statistics, and bring its gradients to mean zero and unit scale.
-
-    Ĝ averages |B| examples, so its squared deviation counts |B|-fold. A gradient far off, as where
-    a variance passes close to zero, would inflate the scale, and with it the correction, for as
-    long as it is remembered; so it counts as far as ten standard deviations.
+    Args:
+      decay: forgetting of the running sums, in (0, 1].
+      per_leaf: one spread for all entries of a leaf instead of one for each entry.
+      gated: whether the correction is multiplied by its gate, one for each leaf.
     """
-    if not criterion.per_example:
-        evidence = evidence._replace(rows=None)
-    evidence = _without_outliers(state, evidence)
-    rows = evidence.rows
-    total = evidence.total if rows is None else rows.mean(0)
-    weight = decay * state.weight + 1
-    mean = decay * state.mean + total
-    centre = mean / weight
-    if rows is None:
-        deviation = evidence.w.shape[0] * (total - centre) ** 2
-    else:
-        deviation = ((rows - centre) ** 2).mean(0)
-    square = decay * state.square + leaf_means(deviation, evidence.leaves)
-    state = Targets(mean, square, weight)
-    s = scale(state)
-    inverse = jnp.where(s > 0, 1 / jnp.where(s > 0, s, 1), 0)
-    return state, evidence._replace(
-        total=(evidence.total - centre) * inverse,
-        rows=None if rows is None else (rows - centre) * inverse,
+    check_decay(decay)
+
+    def init(sizes: Sizes):
+        each = jnp.zeros(sizes.outputs, sizes.dtype)
+        return Statistics(each, each, jnp.zeros((), sizes.dtype), each, each, each)
+
+    def deviation(state: Statistics):
+        return jnp.sqrt(state.square / jnp.maximum(state.weight, 1))
+
+    def scale(state: Statistics):
+        s = deviation(state)
+        return s * gate(state.gt, state.tt, state.gg, state.weight) if gated else s
+
+    def update(state: Statistics, criterion, evidence, prediction):
+        correction = prediction * deviation(state)
+        if not criterion.per_example:
+            evidence = evidence._replace(per_example=None)
+        evidence = _without_outliers(state, deviation(state), evidence)
+        examples, B = evidence.per_example, evidence.w.shape[0]
+        total = evidence.total if examples is None else examples.mean(0)
+        weight = decay * state.weight + 1
+        mean = decay * state.mean + total
+        centre = mean / weight
+        if examples is None:  # Ĝ averages |B| examples, so its squared deviation counts |B|-fold
+            squares = B * (total - centre) ** 2
+        else:
+            squares = ((examples - centre) ** 2).mean(0)
+        if per_leaf:
+            squares = leaf_means(squares, evidence.leaves)
+        centred = evidence.total - state.mean / jnp.maximum(state.weight, 1)
+
+        def by_leaf(old, new):
+            return decay * old + leaf_means(new, evidence.leaves)
+
+        state = Statistics(
+            mean=mean,
+            square=decay * state.square + squares,
+            weight=weight,
+            gt=by_leaf(state.gt, centred * correction),
+            tt=by_leaf(state.tt, correction**2),
+            gg=by_leaf(state.gg, centred**2),
+        )
+        s = deviation(state)
+        inverse = jnp.where(s > 0, 1 / jnp.where(s > 0, s, 1), 0)
+        return state, evidence._replace(
+            total=(evidence.total - centre) * inverse,
+            per_example=None if examples is None else (examples - centre) * inverse,
+        )
+
+    return Targets(init, scale, update)
+
+
+def raw_targets(scale: float) -> Targets:
+    """Gradients as they come, divided by one number and neither centred nor gated.
+
+    The literal reading of the paper, for its reproduction: with scale N the targets are Σ_b g_b up
+    to a factor, with scale |B| the coefficients are those of N/|B| Σ_b g_b.
+    """
+    check_positive("scale", scale, 1.0)
+
+    def update(state, criterion, evidence, prediction):
+        examples = evidence.per_example if criterion.per_example else None
+        return state, evidence._replace(
+            total=evidence.total / scale,
+            per_example=None if examples is None else examples / scale,
+        )
+
+    return Targets(
+        init=lambda sizes: (),
+        scale=lambda state: jnp.asarray(scale),
+        update=update,
     )
 
 
-def _without_outliers(state: Targets, evidence: Evidence) -> Evidence:
-    """Gradients within ten standard deviations of what was seen before."""
+def gate(
+    gt: Float[Array, "*shape"],
+    tt: Float[Array, "*shape"],
+    gg: Float[Array, "*shape"],
+    n: Float[Array, ""],
+) -> Float[Array, "*shape"]:
+    """The best multiplier Σgt / Σt² of a correction t minus its standard error, within [0, 1]."""
+    divisor = jnp.where(tt > 0, tt, 1)
+    slope = gt / divisor
+    residual = jnp.maximum(gg - slope * gt, 0)
+    error = jnp.sqrt(residual / divisor / jnp.maximum(n, 1))
+    return jnp.where(tt > 0, jnp.clip(slope - error, 0, 1), 0)
+
+
+def _without_outliers(state: Statistics, s: Any, evidence: Evidence) -> Evidence:
+    """Gradients within ten standard deviations of the mean of the steps before."""
     centre = state.mean / jnp.maximum(state.weight, 1)
-    s = scale(state)
     reach = jnp.where(s > 0, _OUTLIER * s, jnp.inf)
 
     def within(g, reach):
         return jnp.clip(g, centre - reach, centre + reach)
 
-    if evidence.rows is None:
+    if evidence.per_example is None:
         return evidence._replace(total=within(evidence.total, reach / evidence.w.shape[0] ** 0.5))
-    return evidence._replace(total=within(evidence.total, reach), rows=within(evidence.rows, reach))
+    return evidence._replace(
+        total=within(evidence.total, reach), per_example=within(evidence.per_example, reach)
+    )

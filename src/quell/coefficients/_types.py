@@ -1,31 +1,25 @@
-"""What a model of coefficients is."""
+"""The protocol of coefficients."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 from jaxtyping import Array, Float, Key, PyTree
 
-from quell._features import Evidence
-from quell.criteria import Criterion
+from quell.criteria import Criterion, Evidence
 
 
 class Sizes(NamedTuple):
-    """What the coefficients must fit.
+    """The sizes that coefficients must fit.
 
     Attributes:
       basis: D, the number of functions in the basis.
       leaves: the number of entries of each controlled leaf; their sum is P.
-      context: contexts of the data, leaves `[N, ...]` (arrays, or shapes alone), or None.
       dtype: of the gradients.
-      per_example: whether the criterion needs the gradient of each example.
     """
 
     basis: int
     leaves: tuple[int, ...]
-    context: PyTree[Array | jax.ShapeDtypeStruct]
     dtype: Any
-    per_example: bool = False
 
     @property
     def outputs(self) -> int:
@@ -37,20 +31,26 @@ class Coefficients(NamedTuple):
     """Θ and the context map h it goes with.
 
     Attributes:
-      init: `init(key, sizes)` gives the state; `key` may be None where nothing is drawn.
-      context_features: `context_features(state, context, B)` gives h `[B, H]`.
+      start: `start(key, sizes, params, data)` looks at the data once, on the host, and gives
+        `init(key)`, a pure function to the state.
+      context_features: `context_features(state, params, batch, B)` gives h `[B, H]`.
       predict: `predict(state, φ)` gives Θᵀφ: `[..., F]` to `[..., P]`. F is D·H for the draws
         alone, D·H + H' with the points.
-      learn: `learn(state, criterion, evidence)` gives the next state: the same where the
+      learn: `learn(state, criterion, evidence)` gives the next state: the same state if the
         evidence is not finite.
-      point_features: `point_features(state, context)` gives features of mean zero over the data,
-        h(y) − h̄, `[B, H']`; or None for models that cannot control the points.
-      random: whether `init` needs a key.
+      point_features: `point_features(state, params, batch)` gives features of mean zero over the
+        data, h(y) − h̄, `[B, H']`; None for models that cannot control the points.
     """
 
-    init: Callable[[Key[Array, ""] | None, Sizes], PyTree[Array]]
-    context_features: Callable[[PyTree[Array], PyTree[Array], int], Float[Array, "B H"]]
+    start: Callable[
+        [Key[Array, ""], Sizes, PyTree[Array], PyTree[Array]],
+        Callable[[Key[Array, ""]], PyTree[Array]],
+    ]
+    context_features: Callable[
+        [PyTree[Array], PyTree[Array], PyTree[Array], int], Float[Array, "B H"]
+    ]
     predict: Callable[[PyTree[Array], Float[Array, "... F"]], Float[Array, "... P"]]
     learn: Callable[[PyTree[Array], Criterion, Evidence], PyTree[Array]]
-    point_features: Callable[[PyTree[Array], PyTree[Array]], Float[Array, "B H2"]] | None = None
-    random: bool = False
+    point_features: (
+        Callable[[PyTree[Array], PyTree[Array], PyTree[Array]], Float[Array, "B H2"]] | None
+    ) = None

@@ -1,6 +1,4 @@
-"""The closed form ready to use: paired draws, least-squares control of what they leave."""
-
-from collections.abc import Callable
+"""The closed form: paired draws, and least-squares control of the noise that they leave."""
 
 import jax
 import jax.numpy as jnp
@@ -8,85 +6,83 @@ import numpy as np
 import optax
 from jaxtyping import Array, Key, PyTree
 
-from quell import _leaves, bases, coefficients, criteria
-from quell._automatic import Automatic, automatic
-from quell._control_variate import control_variate
-from quell._objective import Objective, batch_size
+from quell import _tree, bases
+from quell._checks import check_whole
+from quell._tree import batch_size
+from quell.coefficients._least_squares import least_squares
+from quell.coefficients._types import Coefficients
 from quell.contexts import as_matrix
-from quell.estimators._controlled import controlled
-from quell.estimators._sampling import Sampling, antithetic, monte_carlo
-from quell.estimators._short_training import short_training
-from quell.estimators._types import MakeEstimator
+from quell.control_variate import apply_then_learn
+from quell.criteria import partial_gradients
+from quell.estimators._controlled import started_controlled
+from quell.estimators._sampling import antithetic, monte_carlo
+from quell.estimators._types import Estimator, Sampling, check_sampling
 from quell.noise import Noise
+from quell.objective import Objective
+from quell.training.short import short_training
 
 _SAMPLE = 256  # examples that the choice of leaves looks at
 _SHARE = 0.95  # of the variance that the chosen leaves carry
-_ADAM, _WARM_UP = optax.adam(1e-2), 300  # the short training before that
+_ADAM, _WARM_UP, _EXAMPLES = optax.adam(1e-2), 300, 10  # the short training before that
 _FUNCTIONS = 16  # the most functions of the noise that pay,
 _PRODUCTS = 256  # and the most products of them with the context
 
 
 def closed_form(
-    key: Key[Array, ""],
-    objective: Objective,
-    params: PyTree[Array],
-    data: PyTree[Array],
     *,
-    sampling: Sampling | None = None,
+    sampling: Estimator | None = None,
     basis: bases.Basis | None = None,
-    model: coefficients.Coefficients | None = None,
-    leaves: _leaves.Leaves | Automatic = automatic,
-    context: Callable[[PyTree[Array]], PyTree[Array]] = as_matrix,
-    rows: int = 10,
-) -> MakeEstimator:
-    """Control of both noises in closed form, with choices fitted to the problem.
+    coefficients: Coefficients | None = None,
+    leaves: _tree.Leaves = None,
+    examples: int = 10,
+) -> Estimator:
+    """Control of both noises, the draws and the choice of points, with no learning rate.
+
+    Every choice that is left open is fitted to the problem when the estimator is started. The
+    gradient stays unbiased, and is never noisier than its own draws by more than rounding.
 
     Args:
-      key: for random features, and to measure the leaves.
-      objective: L.
-      params: θ, where training starts.
-      data: all of it, leaves `[N, ...]`: the points are controlled by means over the data.
-      sampling: antithetic pairs where the noise has mirror images, else one draw.
-      basis: functions of the noise; by default what the sampling leaves over and the step can
-        pay for: even products of Gaussian noise under pairs, linear under single draws.
-      model: `coefficients.least_squares()` by default.
-      leaves: which leaves to control; `automatic` takes the fewest parameters that carry 95 % of
-        the variance.
-      context: the contexts of a batch; every leaf of the batch, side by side, by default.
-      rows: how many examples per batch to learn from.
+      sampling: how the draws are made; by default `antithetic()` if the noise has mirror images,
+        otherwise `monte_carlo()`.
+      basis: functions of the noise; by default those that the sampling does not cancel and a step
+        can afford: even products of Gaussian noise under pairs, linear under single draws.
+      coefficients: `coefficients.least_squares()` by default.
+      leaves: the leaves to control; by default the fewest parameters, by whole leaves, that carry
+        95 % of the variance after a short training.
+      examples: the number of examples of each batch to learn from.
     """
-    if sampling is None:
-        sampling = monte_carlo() if objective.noise.reflect is None else antithetic()
-    measure_key, control_key = jax.random.split(key)
-    if isinstance(leaves, Automatic):
-        leaves = noisy_leaves(measure_key, objective, params, data, sampling)
-    contexts = context(data)
-    if basis is None:
-        width = jax.eval_shape(as_matrix, contexts).shape[1]
-        basis = paying_basis(objective.noise, sampling, width)
-    control = control_variate(
-        basis,
-        coefficients.least_squares() if model is None else model,
-        criteria.partial_gradients,
-        noise=objective.noise,
-        context=contexts,
-        key=control_key,
-        leaves=leaves,
-        points=True,
-    )
-    return controlled(sampling, control, context=context, rows=rows)
+    check_whole("examples", examples, 1)
+    if sampling is not None:
+        check_sampling("sampling", sampling)
+    model = least_squares() if coefficients is None else coefficients
+
+    def start(key, objective: Objective, params, data):
+        mirrored = objective.noise.reflect is not None
+        inner = (antithetic() if mirrored else monte_carlo()) if sampling is None else sampling
+        draws = check_sampling("sampling", inner)
+        measure_key, fit_key = jax.random.split(key)
+        chosen, functions = leaves, basis
+        if chosen is None:
+            chosen = noisy_leaves(measure_key, objective, params, data, draws)
+        if functions is None:
+            width = jax.eval_shape(as_matrix, data).shape[1]
+            functions = affordable_basis(objective.noise, draws, width)
+        parts = (model, functions, partial_gradients, chosen, apply_then_learn, True)
+        return started_controlled(fit_key, objective, params, data, draws, *parts, examples)
+
+    return Estimator("closed_form()", start)
 
 
-def paying_basis(noise: Noise, sampling: Sampling, width: int) -> bases.Basis:
-    """Functions of the noise that the sampling does not cancel, if they are few.
+def affordable_basis(noise: Noise, sampling: Sampling, width: int) -> bases.Basis:
+    """Functions of the noise that the sampling does not cancel, if there are few of them.
 
-    Each of them is multiplied with a context of this width and a one.
+    Each function is multiplied with a context of the given width and a one.
     """
     D = noise.size
     functions = D * (D + 1) // 2 if sampling.balanced else D
     few = 0 < functions <= min(_FUNCTIONS, _PRODUCTS // (width + 1))
     if not few or (sampling.balanced and noise.name != "normal"):
-        return bases.none()
+        return bases.no_basis()
     return bases.hermite(2, cross=True, odd=False) if sampling.balanced else bases.linear()
 
 
@@ -95,34 +91,29 @@ def noisy_leaves(
     objective: Objective,
     params: PyTree[Array],
     data: PyTree[Array],
-    sampling: Sampling | None = None,
+    sampling: Sampling,
 ) -> PyTree[bool]:
     """The fewest parameters, by whole leaves, that carry nearly all of the variance.
 
     A short training comes first (300 steps of Adam on plain gradients), since leaves that are quiet
-    in the beginning need not stay so. Where it ends, the gradients of 256 examples are measured. A
-    leaf's variance per parameter is what controlling it is worth against what it costs, and leaves
-    are taken in that order until 95 % of the variance is theirs.
-
-    Args:
-      key: for the training, the examples and the draws.
-      objective: L.
-      params: θ, where the training starts.
-      data: leaves `[N, ...]`.
-      sampling: how the draws are made; one each by default.
-
-    Returns:
-      A pytree of bools like `params`: the `leaves` of `control_variate`.
+    in the beginning need not stay so. At its end the gradients of 256 examples are measured. A
+    leaf's variance per parameter is its worth against its cost, and leaves are taken in that order
+    until they carry 95 % of the variance.
     """
-    sampling = monte_carlo() if sampling is None else sampling
     train_key, pick_key, draw_key = jax.random.split(key, 3)
-    later, _ = short_training(
-        train_key, objective, params, data, examples=10, optimizer=_ADAM, num_steps=_WARM_UP
-    )
-    finite = _leaves.all_finite(later)
-    params = jax.tree.map(lambda a, b: jnp.where(finite, a, b), later, params)
-    rows = jax.random.randint(pick_key, (_SAMPLE,), 0, batch_size(data))
-    batch = jax.tree.map(lambda y: jnp.asarray(y)[rows], data)
+    later = short_training(
+        train_key,
+        objective,
+        params,
+        data,
+        monte_carlo(),
+        _ADAM,
+        num_steps=_WARM_UP,
+        batch_size=min(_EXAMPLES, batch_size(data)),
+    ).params
+    params = _tree.where(_tree.all_finite(later), later, params)
+    indices = jax.random.randint(pick_key, (_SAMPLE,), 0, batch_size(data))
+    batch = _tree.take(data, indices)
 
     @jax.jit
     def densities(params, batch):

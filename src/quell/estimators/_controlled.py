@@ -1,94 +1,93 @@
-"""A control variate on top of any sampling."""
-
-from collections.abc import Callable
-from typing import NamedTuple
+"""A control variate as an estimator: its draws, its gradient, and the correction subtracted."""
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PyTree
 
-from quell._control_variate import ControlVariate, row_shapes
-from quell._errors import invalid
-from quell._objective import Objective, batch_size
-from quell.contexts import as_matrix
-from quell.estimators._sampling import Sampling
-from quell.estimators._types import Estimator, MakeEstimator
-from quell.noise import shape_leaves
-
-
-class Controlled(NamedTuple):
-    """State of a controlled estimator.
-
-    Attributes:
-      control: the control variate's state.
-      correction_norm: ‖Ĝ − G̃‖ at the last step, `[]`.
-    """
-
-    control: PyTree[Array]
-    correction_norm: Float[Array, ""]
+from quell import _tree
+from quell.bases import Basis
+from quell.coefficients._types import Coefficients
+from quell.control_variate import Order, apply_then_learn, started_control
+from quell.criteria import Criterion, squared_difference
+from quell.estimators._sampling import monte_carlo
+from quell.estimators._types import (
+    Batch,
+    Estimate,
+    Estimator,
+    Sampling,
+    Started,
+    check_sampling,
+)
 
 
 def controlled(
-    sampling: Sampling,
-    control: ControlVariate,
+    coefficients: Coefficients,
     *,
-    context: Callable[[PyTree[Array]], PyTree[Array]] | None = None,
-    rows: int | None = None,
-) -> MakeEstimator:
-    """The gradient of `sampling` with a control variate subtracted.
+    basis: Basis | None = None,
+    criterion: Criterion = squared_difference,
+    leaves: _tree.Leaves = None,
+    order: Order = apply_then_learn,
+    sampling: Estimator | None = None,
+) -> Estimator:
+    """The gradient of plain draws with a control variate subtracted.
 
     Args:
-      sampling: how the draws are made, such as `monte_carlo()`.
-      control: made by `quell.control_variate`.
-      context: the contexts of a batch; by default the batch itself if `control` was given contexts
-        of its kind, else every leaf of it, side by side.
-      rows: how many examples per batch the criterion may learn from, where it needs their
-        gradients; all by default.
+      coefficients: Θ and h, and how they are learned, such as `quell.recognition_network()`.
+      basis: w, functions of the noise of mean zero; `bases.linear()` by default.
+      criterion: V, by which Θ is learned.
+      leaves: the leaves to control, as for `quell.control_variate`.
+      order: `apply_then_learn`, or `learn_then_apply`, which is biased.
+      sampling: how the draws are made: `monte_carlo()` (the default), `antithetic()` or
+        `quasi_monte_carlo()`.
     """
+    sampling = monte_carlo() if sampling is None else sampling
+    draws = check_sampling("sampling", sampling)
 
-    def announced(batch):
-        return batch if row_shapes(batch) == control.context else as_matrix(batch)
+    def start(key, objective, params, data):
+        parts = (coefficients, basis, criterion, leaves, order, False)
+        return started_controlled(key, objective, params, data, draws, *parts)
 
-    context_of = announced if context is None else context
+    return Estimator(f"controlled({sampling.name})", start)
 
-    def make(objective: Objective) -> Estimator:
-        _check_noise(control, objective)
 
-        def init(key, params, batch):
-            return Controlled(control.init(params, key=key), jnp.zeros(()))
+def started_controlled(
+    key,
+    objective,
+    params,
+    data,
+    draws: Sampling,
+    coefficients,
+    basis,
+    criterion,
+    leaves,
+    order,
+    points,
+    examples: int | None = None,
+) -> Started:
+    """A controlled estimator after its look at the problem.
 
-        def estimate(key, params, batch, state):
-            noise = sampling.draw(key, objective, batch_size(batch))
-            if control.criterion.per_example:
-                value, gradient, per_example = objective.value_gradient_and_rows(
-                    params, noise, batch, leaves=control.leaves, rows=rows
-                )
-            else:
-                value, gradient = objective.value_and_gradient(params, noise, batch)
-                per_example = None
-            quieter, control_state = control.update(
-                gradient,
-                state.control,
-                params,
-                noise=noise,
-                context=context_of(batch),
-                per_example=per_example,
+    Args:
+      draws: how the draws are made.
+      examples: the largest number of examples of a batch whose gradients the criterion is given,
+        if it needs them; all by default.
+    """
+    control = started_control(
+        key, objective, params, data, coefficients, basis, criterion, leaves, order, points
+    )
+
+    def estimate(key, objective, params, batch: Batch, state) -> Estimate:
+        noise = draws.draw(key, objective, batch.size)
+        if criterion.per_example:
+            value, gradient, per_example = objective.value_gradient_and_examples(
+                params, noise, batch.examples, leaves=leaves, first=examples
             )
-            moved = optax.tree.norm(jax.tree.map(jnp.subtract, gradient, quieter))
-            return quieter, value, Controlled(control_state, moved)
-
-        return Estimator(init, estimate)
-
-    return make
-
-
-def _check_noise(control: ControlVariate, objective: Objective) -> None:
-    ours, theirs = control.noise, objective.noise
-    if (ours.name, shape_leaves(ours.shape)) != (theirs.name, shape_leaves(theirs.shape)):
-        raise invalid(
-            "control",
-            expected=f"a control variate for {theirs.name} noise of shape {theirs.shape}",
-            got=f"one for {ours.name} noise of shape {ours.shape}",
-            advice="Pass noise=objective.noise to control_variate.",
+        else:
+            value, gradient = objective.value_and_gradient(params, noise, batch.examples)
+            per_example = None
+        quieter, state = control.update(
+            gradient, state, params, noise=noise, batch=batch.examples, per_example=per_example
         )
+        norm = optax.tree.norm(jax.tree.map(jnp.subtract, gradient, quieter))
+        return Estimate(quieter, value, state, norm)
+
+    return Started(init=lambda key, params: control.init(key), estimate=estimate)

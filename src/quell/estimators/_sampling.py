@@ -1,79 +1,68 @@
-"""Plain estimators: how many draws, and how they are spread."""
+"""Plain estimators: nothing but draws, more or fewer of them, spread in different ways."""
 
-from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Key, PyTree
+from jaxtyping import Int
 
 from quell._errors import invalid
-from quell._objective import Objective, batch_size
-from quell.estimators._types import Estimator
+from quell.estimators._types import Batch, Estimate, Estimator, Sampling, stateless
+from quell.objective import Objective
 
 
-class Sampling(NamedTuple):
-    """A way to draw the noise of a batch; called with an objective, a plain estimator.
+def plain(name: str, sampling: Sampling) -> Estimator:
+    """The estimator that is nothing but draws: the gradient of the objective at them."""
 
-    Attributes:
-      draw: `draw(key, objective, batch_size)` gives draws with leaves `[S, B or 1, ...]`, each of
-        them distributed as `objective.noise`. Draws of different examples are independent unless
-        the batch shares them.
-      balanced: whether what is odd in the noise cancels, all of it or nearly.
-    """
+    def estimate(key, objective: Objective, params, batch: Batch, state):
+        noise = sampling.draw(key, objective, batch.size)
+        value, gradient = objective.value_and_gradient(params, noise, batch.examples)
+        return Estimate(gradient, value, state)
 
-    draw: Callable[[Key[Array, ""], Objective, int], PyTree[Array]]
-    balanced: bool = False
-
-    def __call__(self, objective: Objective) -> Estimator:
-        def estimate(key, params, batch, state):
-            noise = self.draw(key, objective, batch_size(batch))
-            value, gradient = objective.value_and_gradient(params, noise, batch)
-            return gradient, value, state
-
-        return Estimator(init=lambda key, params, batch: (), estimate=estimate)
+    return Estimator(name, lambda key, objective, params, data: stateless(estimate), sampling)
 
 
-def monte_carlo(samples: int = 1, *, shared: bool = False) -> Sampling:
+def monte_carlo(draws: int = 1, *, shared: bool = False) -> Estimator:
     """Independent draws: the plain reparameterisation gradient.
 
     Args:
-      samples: S, draws per example.
+      draws: S, draws per example.
       shared: one set of draws for the whole batch instead of one per example.
     """
-    _check_samples(samples, 1)
-    return Sampling(
-        lambda key, objective, B: objective.sample_noise(key, B, samples=samples, shared=shared)
-    )
+    _check_draws(draws, 1)
+
+    def draw(key, objective, B):
+        return objective.sample_noise(key, B, draws=draws, shared=shared)
+
+    return plain(_name("monte_carlo", draws, shared), Sampling(draw))
 
 
-def antithetic(samples: int = 2, *, shared: bool = False) -> Sampling:
-    """Pairs of a draw and its mirror image: what is odd in the noise cancels.
+def antithetic(draws: int = 2, *, shared: bool = False) -> Estimator:
+    """Pairs of a draw and its mirror image: everything odd in the noise cancels.
 
     Every draw is distributed as the noise, so the estimate is unbiased for any sampling of
     points. J. M. Hammersley and K. W. Morton, "A new Monte Carlo technique: antithetic variates",
     1956.
 
     Args:
-      samples: S, draws per example, an even number.
+      draws: S, draws per example, an even number.
       shared: one set of draws for the whole batch instead of one per example.
     """
-    _check_samples(samples, 2)
+    _check_draws(draws, 2)
 
     def draw(key, objective, B):
         reflect = objective.noise.reflect
         if reflect is None:
             raise _lacking(objective, "a mirror image", "Use monte_carlo or symmetric noise.")
-        half = objective.sample_noise(key, B, samples=samples // 2, shared=shared)
+        half = objective.sample_noise(key, B, draws=draws // 2, shared=shared)
         mirrored = jax.vmap(jax.vmap(reflect))(half)
         return jax.tree.map(lambda e, m: jnp.concatenate([e, m]), half, mirrored)
 
-    return Sampling(draw, balanced=True)
+    return plain(_name("antithetic", draws, shared), Sampling(draw, balanced=True))
 
 
-def quasi_monte_carlo(samples: int = 8, *, shared: bool = False) -> Sampling:
+def quasi_monte_carlo(draws: int = 8, *, shared: bool = False) -> Estimator:
     """Sobol points, randomised for each example on its own: draws that keep their distance.
 
     The first m = log₂ S binary digits of point s are those of the Sobol sequence, xor a random
@@ -83,16 +72,16 @@ def quasi_monte_carlo(samples: int = 8, *, shared: bool = False) -> Sampling:
     1997; the points come from `scipy.stats.qmc`.
 
     Args:
-      samples: S, draws per example, a power of two.
+      draws: S, draws per example, a power of two.
       shared: one set of draws for the whole batch instead of one per example.
     """
-    _check_samples(samples, 1)
-    if samples & (samples - 1):
+    _check_draws(draws, 1)
+    if draws & (draws - 1):
         raise invalid(
-            "samples",
+            "draws",
             expected="a power of two, at which Sobol points are balanced",
-            got=samples,
-            advice=f"Use samples={1 << samples.bit_length()}.",
+            got=draws,
+            advice=f"Use draws={1 << draws.bit_length()}.",
         )
 
     def draw(key, objective, B):
@@ -100,24 +89,28 @@ def quasi_monte_carlo(samples: int = 8, *, shared: bool = False) -> Sampling:
         if noise.from_uniform is None:
             raise _lacking(objective, "a quantile function", "Use monte_carlo or antithetic.")
         shift_key, digits_key = jax.random.split(key)
-        points = jnp.asarray(_sobol(samples, noise.size))[:, None]
+        points = jnp.asarray(_sobol(draws, noise.size))[:, None]
         shape = (1 if shared else B, noise.size)
-        shift = jax.random.randint(shift_key, shape, 0, samples)
-        digits = jax.random.uniform(digits_key, (samples, *shape))
-        u = ((points ^ shift) + digits) / samples
+        shift = jax.random.randint(shift_key, shape, 0, draws)
+        digits = jax.random.uniform(digits_key, (draws, *shape))
+        u = ((points ^ shift) + digits) / draws
         least = jnp.finfo(u.dtype).eps / 2
         return noise.from_uniform(jnp.clip(u, least, 1 - least))
 
-    return Sampling(draw, balanced=True)
+    return plain(_name("quasi_monte_carlo", draws, shared), Sampling(draw, balanced=True))
 
 
 @lru_cache
-def _sobol(samples: int, dim: int) -> Int[np.ndarray, "S D"]:
+def _sobol(draws: int, dim: int) -> Int[np.ndarray, "S D"]:
     """The first S Sobol points, in units of 1/S."""
     from scipy.stats import qmc  # slow to import
 
-    points = qmc.Sobol(dim, scramble=False).random_base2(samples.bit_length() - 1)
-    return np.asarray(points * samples, np.int32)
+    points = qmc.Sobol(dim, scramble=False).random_base2(draws.bit_length() - 1)
+    return np.asarray(points * draws, np.int32)
+
+
+def _name(factory: str, draws: int, shared: bool) -> str:
+    return f"{factory}({draws}{', shared=True' if shared else ''})"
 
 
 def _lacking(objective: Objective, what: str, advice: str) -> ValueError:
@@ -129,11 +122,11 @@ def _lacking(objective: Objective, what: str, advice: str) -> ValueError:
     )
 
 
-def _check_samples(samples: int, multiple: int) -> None:
-    if not isinstance(samples, int) or samples < 1 or samples % multiple:
+def _check_draws(draws: int, multiple: int) -> None:
+    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1 or draws % multiple:
         raise invalid(
-            "samples",
+            "draws",
             expected=f"a positive multiple of {multiple}",
-            got=samples,
-            advice=f"Use samples={multiple}.",
+            got=draws,
+            advice=f"Use draws={multiple}.",
         )

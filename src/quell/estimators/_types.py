@@ -1,29 +1,127 @@
-"""What an estimator of the gradient is."""
+"""The protocol of estimators: one look at the problem, then two pure functions."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
-from quell._objective import Objective
+from quell._errors import invalid
+from quell._tree import take
+from quell.objective import Objective
+
+
+class Batch(NamedTuple):
+    """A mini-batch, and where it comes from.
+
+    Attributes:
+      examples: a pytree with leaves `[B, ...]`.
+      indices: the rows of the data that the examples are, `[B]`.
+      data: all of the data, leaves `[N, ...]`.
+    """
+
+    examples: PyTree[Array]
+    indices: Int[Array, " B"]
+    data: PyTree[Array]
+
+    @property
+    def size(self) -> int:
+        """B, the number of examples."""
+        return self.indices.shape[0]
+
+
+def batch_of(data: PyTree[Array], indices: Int[Array, " B"]) -> Batch:
+    """The batch of the data at the given rows."""
+    return Batch(take(data, indices), indices, data)
+
+
+class Estimate(NamedTuple):
+    """One estimate of the gradient.
+
+    Attributes:
+      gradient: G̃, a pytree like params.
+      value: the estimate of the objective, `[]`.
+      state: the next state of the estimator.
+      correction_norm: ‖Ĝ − G̃‖, the size of what a control variate took off; zero without one, `[]`.
+    """
+
+    gradient: PyTree[Array]
+    value: Float[Array, ""]
+    state: PyTree[Array]
+    correction_norm: Float[Array, ""] | float = 0.0
+
+
+class Started(NamedTuple):
+    """An estimator after its look at the problem.
+
+    Attributes:
+      init: `init(key, params)` gives the state.
+      estimate: `estimate(key, objective, params, batch, state)` gives an `Estimate` from a `Batch`.
+        The objective is an argument, so that an outer estimator can pass one with the same mean
+        gradient and less noise: this is how estimators compose.
+    """
+
+    init: Callable[[Key[Array, ""], PyTree[Array]], PyTree[Array]]
+    estimate: Callable[[Key[Array, ""], Objective, PyTree[Array], Batch, PyTree[Array]], Estimate]
+
+
+class Sampling(NamedTuple):
+    """A way to draw the noise of a batch.
+
+    Attributes:
+      draw: `draw(key, objective, batch_size)` gives draws with leaves `[S, B or 1, ...]`, each of
+        them distributed as `objective.noise`. Draws of different examples are independent unless
+        the batch shares them.
+      balanced: whether everything odd in the noise cancels, or nearly so.
+    """
+
+    draw: Callable[[Key[Array, ""], Objective, int], PyTree[Array]]
+    balanced: bool = False
 
 
 class Estimator(NamedTuple):
-    """A way to get the gradient of an objective from a batch.
+    """A way to estimate the gradient of a doubly stochastic objective.
 
     Attributes:
-      init: `init(key, params, batch)` gives the state, whose shapes do not depend on the size of
-        the batch. Estimators that average over the data take `batch` to be all of it.
-      estimate: `estimate(key, params, batch, state)` gives the gradient (a pytree like params), the
-        estimate of the objective, and the next state.
+      name: the estimator in words, such as `antithetic(2)`.
+      start: `start(key, objective, params, data)` looks at the data once, on the host.
+      sampling: how the draws are made, if the estimator is nothing but draws; otherwise None.
     """
 
-    init: Callable[[Key[Array, ""], PyTree[Array], PyTree[Array]], PyTree[Array]]
-    estimate: Callable[
-        [Key[Array, ""], PyTree[Array], PyTree[Array], PyTree[Array]],
-        tuple[PyTree[Array], Float[Array, ""], PyTree[Array]],
-    ]
+    name: str
+    start: Callable[[Key[Array, ""], Objective, PyTree[Array], PyTree[Array]], Started]
+    sampling: Sampling | None = None
+
+    def __repr__(self) -> str:
+        return self.name
 
 
-MakeEstimator = Callable[[Objective], Estimator]
-"""What the factories return: an estimator, once the objective is known."""
+def stateless(estimate: Callable[..., Estimate]) -> Started:
+    """An estimator without a state."""
+    return Started(init=lambda key, params: (), estimate=estimate)
+
+
+def check_estimator(argument: str, value: Any) -> None:
+    """Refuse anything but an estimator."""
+    if isinstance(value, Estimator):
+        return
+    forgotten = callable(value)
+    raise invalid(
+        argument,
+        expected="an estimator, such as quell.antithetic()",
+        got=getattr(value, "__name__", repr(value)) if forgotten else repr(value),
+        advice="Call the factory: its result is the estimator." if forgotten else "Pass one.",
+    )
+
+
+def check_sampling(argument: str, value: Any) -> Sampling:
+    """The sampling of a plain estimator; refuses every other estimator."""
+    check_estimator(argument, value)
+    if value.sampling is None:
+        raise invalid(
+            argument,
+            expected="draws alone: monte_carlo, antithetic or quasi_monte_carlo",
+            got=value.name,
+            advice="A control variate must see the draws: wrap it the other way round, "
+            "for example svrg(closed_form()).",
+        )
+    return value.sampling

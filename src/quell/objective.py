@@ -1,5 +1,10 @@
-"""The doubly stochastic objective: a sum over data points of expectations over base noise."""
+"""The doubly stochastic objective L(θ), its gradients, and the negative ELBO as an objective.
 
+The negative evidence lower bound of N data points is −Σₙ E_q[log p(yₙ | w)] + KL[q ‖ p], with the
+divergence in closed form, or from the draws: E_q[log q(w) − log p(w)].
+"""
+
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -7,11 +12,30 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
-from quell import _leaves
+from quell import _tree
 from quell._errors import invalid
-from quell.noise import Noise, shape_leaves
+from quell._tree import batch_size, shape_leaves
+from quell.gaussian import Gaussian
+from quell.noise import Noise, normal
 
-_FEW = 16  # so many times fewer rows than the batch has are few
+_FEW = 16  # batches this many times larger than R are not taken apart: see below
+
+
+class Variational(NamedTuple):
+    """The likelihood, the prior and the family of a variational objective.
+
+    Some estimators look inside an objective: they use the density of q or the likelihood. The
+    parameters of such an objective are those of the family and nothing else.
+
+    Attributes:
+      log_likelihood: `log_likelihood(w, example)`, log p(y | w) of one example.
+      family: q(w), a Gaussian family such as `quell.mean_field(d)`.
+      log_prior: `log_prior(w)`, log p(w).
+    """
+
+    log_likelihood: Callable[[Float[Array, " d"], PyTree[Array]], Float[Array, ""]]
+    family: Gaussian
+    log_prior: Callable[[Float[Array, " d"]], Float[Array, ""]]
 
 
 class Objective(NamedTuple):
@@ -25,24 +49,20 @@ class Objective(NamedTuple):
       noise: the base noise of one example.
       num_data: N, the number of data points the objective sums over.
       regulariser: `regulariser(params)`, the part without noise, such as a KL divergence.
-      variational: the likelihood, prior and family behind the loss, where there are such
-        (a `quell.Variational`); for estimators that look inside.
-      at_zero: `at_zero(params, example)`, what the model says of one example without noise, such
-        as its residual: an array or a pytree of them; for `control_variate(at_zero=...)`.
+      variational: the variational structure behind the loss, if there is one.
     """
 
     loss: Callable[[PyTree[Array], PyTree[Array], PyTree[Array]], Float[Array, ""]]
     noise: Noise
     num_data: int
     regulariser: Callable[[PyTree[Array]], Float[Array, ""]] | None = None
-    variational: Any = None
-    at_zero: Callable[[PyTree[Array], PyTree[Array]], PyTree[Array]] | None = None
+    variational: Variational | None = None
 
     def sample_noise(
-        self, key: Key[Array, ""], batch_size: int, *, samples: int = 1, shared: bool = False
+        self, key: Key[Array, ""], batch_size: int, *, draws: int = 1, shared: bool = False
     ) -> PyTree[Array]:
         """S draws for each example, or S draws shared by the batch."""
-        return self.noise.sample(key, (samples, 1 if shared else batch_size))
+        return self.noise.sample(key, (draws, 1 if shared else batch_size))
 
     def value(
         self, params: PyTree[Array], noise: PyTree[Array], batch: PyTree[Array]
@@ -69,27 +89,27 @@ class Objective(NamedTuple):
         noise: PyTree[Array],
         batch: PyTree[Array],
         *,
-        leaves: _leaves.Leaves = None,
-        rows: int | None = None,
+        leaves: _tree.Leaves = None,
+        first: int | None = None,
     ) -> PyTree[Array | None]:
         """N ∂loss/∂θ for each example, averaged over its draws: leaves `[R, ...]`.
 
         Scaled by N, so that their mean over the batch is the gradient of the noisy part of `value`.
 
         Args:
-          leaves: which leaves to differentiate (all by default); the others are None.
-          rows: R, how many examples from the front of the batch (all by default).
+          leaves: the leaves to differentiate (all by default); the others are None.
+          first: R, the number of examples from the front of the batch (all by default).
         """
-        return self.value_gradient_and_rows(params, noise, batch, leaves=leaves, rows=rows)[2]
+        return self.value_gradient_and_examples(params, noise, batch, leaves=leaves, first=first)[2]
 
-    def value_gradient_and_rows(
+    def value_gradient_and_examples(
         self,
         params: PyTree[Array],
         noise: PyTree[Array],
         batch: PyTree[Array],
         *,
-        leaves: _leaves.Leaves = None,
-        rows: int | None = None,
+        leaves: _tree.Leaves = None,
+        first: int | None = None,
     ) -> tuple[Float[Array, ""], PyTree[Array], PyTree[Array | None]]:
         """`value_and_gradient` and `per_example_gradients`, in one backward pass unless R is small.
 
@@ -97,15 +117,14 @@ class Objective(NamedTuple):
         that of its example.
         """
         B = batch_size(batch)
-        R = B if rows is None else min(rows, B)
-        if _FEW * R <= B:  # going through them twice is cheaper than taking the batch apart
-            front = self._front(noise, batch, R)
-            rows_alone = self.per_example_gradients(params, *front, leaves=leaves)
-            return *self.value_and_gradient(params, noise, batch), rows_alone
+        R = B if first is None else min(first, B)
+        front = jax.tree.map(lambda e: e[:, :R], noise), jax.tree.map(lambda y: y[:R], batch)
+        if _FEW * R <= B:  # a second pass over few examples is cheaper than a batch in two parts
+            examples = self.per_example_gradients(params, *front, leaves=leaves)
+            return *self.value_and_gradient(params, noise, batch), examples
         flat, treedef = jax.tree.flatten(params)
-        picks = _leaves.chosen(leaves, params)
+        picks = _tree.chosen(leaves, params)
         axes = treedef.unflatten([0 if pick else None for pick in picks])
-        front = self._front(noise, batch, R)
         shared = jax.tree.leaves(noise)[0].shape[1] == 1
         rest = (
             noise if shared else jax.tree.map(lambda e: e[:, R:], noise),
@@ -131,20 +150,16 @@ class Objective(NamedTuple):
         per_example = [B * c if pick else None for c, pick in zip(copied, picks)]
         return total, treedef.unflatten(gradient), treedef.unflatten(per_example)
 
-    def _front(self, noise, batch, R: int) -> tuple[PyTree[Array], PyTree[Array]]:
-        """The draws and examples of the first R."""
-        return jax.tree.map(lambda e: e[:, :R], noise), jax.tree.map(lambda y: y[:R], batch)
-
     def _losses(self, params, noise, batch, params_axis: Any = None) -> Float[Array, "S B"]:
         """The loss of every draw of every example."""
-        self.check(noise, batch)
+        self._check(noise, batch)
         shared = jax.tree.leaves(noise)[0].shape[1] != batch_size(batch)
         if shared:
             noise = jax.tree.map(lambda e: e[:, 0], noise)
         one_draw = jax.vmap(self.loss, in_axes=(params_axis, None if shared else 0, 0))
         return jax.vmap(one_draw, in_axes=(None, 0, None))(params, noise, batch)
 
-    def check(self, noise: PyTree[Array], batch: PyTree[Array]) -> None:
+    def _check(self, noise: PyTree[Array], batch: PyTree[Array]) -> None:
         """Refuse draws or batches of the wrong shape, while tracing."""
         B = batch_size(batch)
         expected = [tuple(s) for s in shape_leaves(self.noise.shape)]
@@ -161,14 +176,44 @@ class Objective(NamedTuple):
             )
 
 
-def batch_size(batch: PyTree[Array]) -> int:
-    """B, the common length of the leaves of a batch."""
-    lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else -1 for leaf in jax.tree.leaves(batch)}
-    if len(lengths) != 1 or -1 in lengths:
-        raise invalid(
-            "batch",
-            expected="leaves with one common leading length",
-            got=[jnp.shape(leaf) for leaf in jax.tree.leaves(batch)],
-            advice="Give every leaf of the batch one row per example.",
-        )
-    return lengths.pop()
+def negative_elbo(
+    log_likelihood: Callable[[Float[Array, " d"], PyTree[Array]], Float[Array, ""]],
+    family: Gaussian,
+    *,
+    num_data: int,
+    log_prior: Callable[[Float[Array, " d"]], Float[Array, ""]] | None = None,
+) -> Objective:
+    """The negative evidence lower bound of a model with a Gaussian posterior q(w).
+
+    Args:
+      log_likelihood: `log_likelihood(w, example)` for weights `[d]`.
+      family: `quell.full_covariance(d)` or `quell.mean_field(d)`; its `init()` gives params.
+      num_data: N.
+      log_prior: log p(w). By default the unit Gaussian, whose divergence KL[q ‖ p] is in closed
+        form, free of noise. With a prior of your own the divergence comes from the draws.
+
+    >>> from quell.gaussian import mean_field
+    >>> line = negative_elbo(lambda w, y: -0.5 * (y - w[0]) ** 2, mean_field(1), num_data=10)
+    >>> line.regulariser(mean_field(1).init()).item()
+    0.0
+    """
+    noise = normal(family.size)
+    if log_prior is None:
+        structure = Variational(log_likelihood, family, _unit_log_density)
+
+        def loss(params, eps, example):
+            return -log_likelihood(family.sample(params, eps), example)
+
+        return Objective(loss, noise, num_data, family.kl, structure)
+
+    def sampled_loss(params, eps, example):
+        w = family.sample(params, eps)
+        divergence = family.log_density(params, w) - log_prior(w)
+        return divergence / num_data - log_likelihood(w, example)
+
+    structure = Variational(log_likelihood, family, log_prior)
+    return Objective(sampled_loss, noise, num_data, None, structure)
+
+
+def _unit_log_density(w: Float[Array, " d"]) -> Float[Array, ""]:
+    return -0.5 * (w**2).sum() - 0.5 * w.shape[-1] * math.log(2 * math.pi)

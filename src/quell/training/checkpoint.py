@@ -1,4 +1,4 @@
-"""Checkpoints of a run, kept by orbax: what the next step is given, and what identifies the run."""
+"""Checkpoints of a run, kept by orbax: the arrays of the next step, and the identity of the run."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,21 +28,16 @@ class Checkpoints(NamedTuple):
     close: Callable[[], None]
 
 
-def nowhere() -> Checkpoints:
-    """Keeps nothing."""
-    return Checkpoints(lambda: None, lambda step, tree: None, lambda step, tree: tree, lambda: None)
-
-
 def in_directory(
     directory: str | Path, identity: Mapping[str, Any], *, keep: int = 2
 ) -> Checkpoints:
-    """Keeps the last few checkpoints in a directory.
+    """The last few checkpoints of a run, kept in a directory.
 
     Args:
-      directory: where; made if missing.
-      identity: what makes the run the one it is, as JSON values. A directory whose checkpoints
-        have another identity is refused.
-      keep: how many checkpoints to keep.
+      directory: the directory, made if it is missing.
+      identity: the facts that make the run the one it is, as JSON values. A directory whose
+        checkpoints have another identity is refused.
+      keep: the number of checkpoints to keep.
     """
     ocp = _orbax()
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)

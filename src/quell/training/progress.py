@@ -12,8 +12,8 @@ _INTERVAL = 0.25  # seconds between drawings, at the least
 _SHARE = 0.005  # of the time that drawing may take
 
 
-class Progress(NamedTuple):
-    """How far a run has come, shown to somebody.
+class Bar(NamedTuple):
+    """A picture of how far a run has come.
 
     Attributes:
       update: `update(step, objective)`, called now and then.
@@ -24,13 +24,13 @@ class Progress(NamedTuple):
     close: Callable[[], None]
 
 
-def silent(num_steps: int) -> Progress:
-    """Shows nothing."""
+def no_bar(num_steps: int) -> Bar:
+    """A bar that shows nothing."""
     del num_steps
-    return Progress(lambda step, objective: None, lambda: None)
+    return Bar(lambda step, objective: None, lambda: None)
 
 
-def rich_bar(num_steps: int) -> Progress:
+def rich_bar(num_steps: int) -> Bar:
     """A bar drawn by rich on standard error, once a run proves long enough to want one."""
     began: tuple[float, int] | None = None  # when the first steps were done, and how many
     due = 0.0  # when to draw next
@@ -39,8 +39,13 @@ def rich_bar(num_steps: int) -> Progress:
 
     def open_bar():
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
         columns = (
             BarColumn(bar_width=None),
@@ -48,7 +53,7 @@ def rich_bar(num_steps: int) -> Progress:
             TextColumn("objective {task.fields[objective]:.5g}"),
             TimeRemainingColumn(),
         )
-        opened = RichProgress(*columns, console=Console(stderr=True), auto_refresh=False)
+        opened = Progress(*columns, console=Console(stderr=True), auto_refresh=False)
         opened.start()
         return opened, opened.add_task("fit", total=num_steps, objective=float("nan"))
 
@@ -73,10 +78,10 @@ def rich_bar(num_steps: int) -> Progress:
         if bar is not None:
             bar.stop()
 
-    return Progress(update, close)
+    return Bar(update, close)
 
 
-def automatic(num_steps: int) -> Progress:
-    """`rich_bar` when standard error is a terminal and rich is installed, else `silent`."""
+def default_bar(num_steps: int) -> Bar:
+    """`rich_bar` if standard error is a terminal and rich is installed, otherwise `no_bar`."""
     shown = sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
-    return rich_bar(num_steps) if shown else silent(num_steps)
+    return rich_bar(num_steps) if shown else no_bar(num_steps)

@@ -1,11 +1,12 @@
-"""Which leaves of a parameter pytree are meant, and those leaves as one flat vector."""
+"""Pytrees: their leaves by name, the chosen ones as one flat vector, the length of a batch."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from quell._errors import invalid
 
@@ -20,6 +21,71 @@ def path_name(path: tuple[Any, ...]) -> str:
 def paths(tree: PyTree[Any]) -> list[str]:
     """The path of every leaf, in leaf order."""
     return [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def named_leaves(tree: PyTree[Any]) -> list[tuple[str, Any]]:
+    """Every leaf with its path in Python's notation, such as `['x']`."""
+    with_paths = jax.tree_util.tree_leaves_with_path(tree)
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in with_paths]
+
+
+def batch_size(batch: PyTree[Array]) -> int:
+    """B, the common length of the leaves of a batch, or N, that of the data."""
+    lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else -1 for leaf in jax.tree.leaves(batch)}
+    if len(lengths) != 1 or -1 in lengths:
+        raise invalid(
+            "batch",
+            expected="leaves with one common leading length",
+            got=[jnp.shape(leaf) for leaf in jax.tree.leaves(batch)],
+            advice="Give every leaf of the batch one row per example.",
+        )
+    return lengths.pop()
+
+
+def take(data: PyTree[Array], indices: Int[Array, "*shape"]) -> PyTree[Array]:
+    """The rows of the data at indices that are known to lie within it."""
+    return jax.tree.map(lambda leaf: leaf.at[indices].get(mode="promise_in_bounds"), data)
+
+
+def row_shapes(tree: PyTree[Any]) -> PyTree[Any]:
+    """The shape of one row of each leaf; leaves are arrays, or shapes alone."""
+    return jax.tree.map(
+        lambda leaf: tuple(leaf.shape[1:]), tree, is_leaf=lambda node: hasattr(node, "shape")
+    )
+
+
+def is_shape(node: Any) -> bool:
+    """Whether a node of a pytree of shapes is one shape."""
+    return isinstance(node, int) or (
+        isinstance(node, tuple) and all(isinstance(n, int) for n in node)
+    )
+
+
+def shape_leaves(shape: PyTree[Any]) -> list[tuple[int, ...]]:
+    """The shapes in a pytree of shapes, in leaf order."""
+    return jax.tree.leaves(shape, is_leaf=is_shape)
+
+
+def number_of_parameters(params: PyTree[Array]) -> int:
+    """P, the number of entries of all leaves."""
+    return sum(int(jnp.size(leaf)) for leaf in jax.tree.leaves(params))
+
+
+def strongly_typed(tree: PyTree[Any]) -> PyTree[Array]:
+    """The tree with dtypes that arithmetic does not change, so that one compilation serves."""
+
+    def strong(leaf):
+        leaf = jnp.asarray(leaf)
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return leaf
+        return lax.convert_element_type(leaf, leaf.dtype)
+
+    return jax.tree.map(strong, tree)
+
+
+def where(condition: Bool[Array, ""], a: PyTree[Array], b: PyTree[Array]) -> PyTree[Array]:
+    """The tree `a` if the condition holds, otherwise the tree `b`."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
 
 
 def chosen(leaves: Leaves, params: PyTree[Any]) -> list[bool]:

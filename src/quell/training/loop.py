@@ -1,6 +1,6 @@
 """The compiled part of the training loop: start, and take some steps."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,8 +9,10 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from quell._batches import Batches
-from quell.estimators import Estimator
+from quell._tree import strongly_typed, take
+from quell.estimators._types import Batch, Estimate, Started
+from quell.objective import Objective
+from quell.training.batches import Batches
 
 
 class RunKeys(NamedTuple):
@@ -40,8 +42,13 @@ def run_keys(key: Key[Array, "*seeds"]) -> RunKeys:
     return RunKeys(*jnp.moveaxis(split, -1, 0))
 
 
+def start_key(key: Key[Array, "*seeds"]) -> Key[Array, ""]:
+    """The key with which an estimator is started, one for all seeds and apart from `run_keys`."""
+    return jax.random.fold_in(key[0] if key.ndim else key, len(RunKeys._fields))
+
+
 class Carried(NamedTuple):
-    """What passes from one step to the next.
+    """The arrays that pass from one step to the next.
 
     Attributes:
       params: θ.
@@ -59,38 +66,37 @@ class Step(NamedTuple):
 
     Attributes:
       key: a key of the step's own, for whatever the monitor draws.
-      step: how many steps were taken before.
+      step: the number of steps taken before.
       params: θ.
-      batch: the mini-batch, leaves `[B, ...]`.
+      batch: the mini-batch, a `Batch`.
       value: the estimate of the objective.
       gradient: the estimate of its gradient.
       estimator_state: the state that the estimate was made with.
+      estimate: `estimate(key, params, batch, state)`, the estimator of the run.
     """
 
     key: Key[Array, ""]
     step: Int[Array, ""]
     params: PyTree[Array]
-    batch: PyTree[Array]
+    batch: Batch
     value: Float[Array, ""]
     gradient: PyTree[Array]
     estimator_state: PyTree[Array]
-
-
-Monitor = Callable[[Step], Float[Array, ""]]
+    estimate: Callable[[Key[Array, ""], PyTree[Array], Batch, PyTree[Array]], Estimate]
 
 
 class Loop(NamedTuple):
     """A compiled training loop.
 
     Attributes:
-      start: `start(keys, params, data)`, what the first step is given.
-      advance: `advance(keys, carried, data, step, steps)`, what the next `steps ≤ length` steps
-        leave, and a table `[length, columns]` of which they fill the first rows. It consumes
-        `carried`. One compilation serves every `step` and `steps`, and rows do not depend on how
-        a run is cut into calls.
+      start: `start(keys, params)`, the arrays that the first step is given.
+      advance: `advance(keys, carried, data, step, steps)`, the arrays after the next
+        `steps ≤ length` steps, and a table `[length, columns]` of which the steps fill the first
+        rows. It consumes `carried`. One compilation serves every `step` and `steps`, and rows do
+        not depend on how a run is cut into calls.
       length: the most steps of one call.
-      columns: what each column of the table is: "objective", "gradient_norm", "correction_norm"
-        and the monitors' names.
+      columns: the name of each column of the table: "objective", "gradient_norm",
+        "correction_norm" and the monitors' names.
     """
 
     start: Callable[..., Carried]
@@ -100,57 +106,66 @@ class Loop(NamedTuple):
 
 
 def compiled_loop(
-    estimator: Estimator,
+    started: Started,
+    objective: Objective,
     optimizer: optax.GradientTransformation,
     batches: Batches,
-    monitors: Mapping[str, Monitor],
+    monitors: Sequence[Any] = (),
     *,
-    num_data: int,
     batch_size: int,
     length: int,
-    monitor_every: int,
-    seeds: bool,
+    seeds: bool = False,
 ) -> Loop:
-    """The loop of one configuration; with `seeds`, over a leading axis of keys and of what is
-    carried."""
+    """The loop of one configuration, compiled when it is first called.
+
+    Args:
+      started: the gradient estimator.
+      monitors: hooks with `functions`, pairs of a name and a function of a `Step`, and `every`.
+      length: the most steps of one call.
+      seeds: whether keys and the arrays that are carried have a leading axis, one run for each.
+    """
     optimizer = optax.with_extra_args_support(optimizer)
-    columns = ("objective", "gradient_norm", "correction_norm", *monitors)
+    names = [name for hook in monitors for name, _ in hook.functions]
+    columns = ("objective", "gradient_norm", "correction_norm", *names)
 
-    def start(keys: RunKeys, params, data):
-        estimator_state = estimator.init(keys.init, params, data)
-        carried = Carried(params, optimizer.init(params), estimator_state)
-        return jax.tree.map(_strongly_typed, carried)
+    def start(keys: RunKeys, params):
+        state = started.init(keys.init, params)
+        return strongly_typed(Carried(params, optimizer.init(params), state))
 
-    def watch(key, step, *rest):
+    def estimate(key, params, batch, state):
+        return started.estimate(key, objective, params, batch, state)
+
+    def watch(hook, seen: Step):
         def ask():
-            seen = Step(jax.random.fold_in(key, step), step, *rest)
-            return [jnp.asarray(monitor(seen), float) for monitor in monitors.values()]
+            return [jnp.asarray(function(seen), float) for _, function in hook.functions]
 
         def skip():
-            return [jnp.asarray(jnp.nan, float) for _ in monitors]
+            return [jnp.asarray(jnp.nan, float) for _ in hook.functions]
 
-        return lax.cond(step % monitor_every == 0, ask, skip)
+        return lax.cond(seen.step % hook.every == 0, ask, skip)
 
-    def one_step(key, monitor_key, step, carried: Carried, batch):
+    def one_step(key, monitor_key, step, carried: Carried, batch: Batch):
         params, optimizer_state, state = carried
-        gradient, value, new_state = estimator.estimate(key, params, batch, state)
+        gradient, value, new_state, correction_norm = estimate(key, params, batch, state)
         updates, optimizer_state = optimizer.update(gradient, optimizer_state, params, value=value)
-        row = [value, optax.tree.norm(gradient), getattr(new_state, "correction_norm", 0.0)]
+        row = [value, optax.tree.norm(gradient), correction_norm]
         if monitors:
-            row += watch(monitor_key, step, params, batch, value, gradient, state)
+            own_key = jax.random.fold_in(monitor_key, step)
+            seen = Step(own_key, step, params, batch, value, gradient, state, estimate)
+            row += [entry for hook in monitors for entry in watch(hook, seen)]
         new_params = optax.apply_updates(params, updates)
         row = jnp.stack([jnp.asarray(entry, float) for entry in row])
         return Carried(new_params, optimizer_state, new_state), row
 
     def advance(keys: RunKeys, carried, data, step, steps):
-        indices = batches(keys.batches, step, length, num_data, batch_size)
+        indices = batches(keys.batches, step, length, objective.num_data, batch_size)
         step_keys = jax.vmap(jax.random.fold_in, (None, 0))(keys.steps, step + jnp.arange(length))
         # One gather for all steps: its cache misses overlap, which they would not one step a time.
-        rows = jax.tree.map(lambda leaf: leaf.at[indices].get(mode="promise_in_bounds"), data)
+        gathered = take(data, indices)
 
         def body(i, state):
             carried, table = state
-            batch = jax.tree.map(lambda leaf: leaf[i], rows)
+            batch = Batch(jax.tree.map(lambda leaf: leaf[i], gathered), indices[i], data)
             carried, row = one_step(step_keys[i], keys.monitors, step + i, carried, batch)
             return carried, table.at[i].set(row, mode="promise_in_bounds")
 
@@ -158,12 +173,6 @@ def compiled_loop(
         return lax.fori_loop(0, steps, body, (carried, table))
 
     if seeds:
-        start = jax.vmap(start, (0, 0, None))
+        start = jax.vmap(start)
         advance = jax.vmap(advance, (0, 0, None, None, None))
     return Loop(jax.jit(start), jax.jit(advance, donate_argnums=1), length, columns)
-
-
-def _strongly_typed(leaf: Any) -> Array:
-    """The leaf with a dtype that arithmetic with other arrays does not change."""
-    leaf = jnp.asarray(leaf)
-    return lax.convert_element_type(leaf, leaf.dtype)

@@ -1,0 +1,1 @@
+"""Training: the loop from an objective and data to fitted parameters, and its hooks."""

@@ -1,0 +1,118 @@
+"""Hooks of `fit`: values to watch, functions to call, checkpoints to keep, a bar to draw or not."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Float, PyTree
+
+from quell._checks import check_whole
+from quell._errors import invalid
+from quell.training.loop import Step
+from quell.training.progress import Bar, no_bar
+
+Monitor = Callable[[Step], Float[Array, ""]]
+
+
+class Monitors(NamedTuple):
+    """Named functions of a `Step`, computed inside the loop every so often; see `monitor`."""
+
+    functions: tuple[tuple[str, Monitor], ...]
+    every: int
+
+
+class Callback(NamedTuple):
+    """A function called on the host between steps; see `callback`."""
+
+    function: Callable[[int, PyTree[Array], dict[str, Any]], None]
+    every: int
+
+
+class Checkpoint(NamedTuple):
+    """A directory in which the run is saved; see `checkpoint`."""
+
+    directory: Path
+    every: int
+
+
+class Progress(NamedTuple):
+    """A way to show how far a run has come: `start(num_steps)` gives a `Bar`."""
+
+    start: Callable[[int], Bar]
+
+
+Hook = Monitors | Callback | Checkpoint | Progress
+
+
+def monitor(*, every: int = 100, **functions: Monitor) -> Monitors:
+    """Values to watch: named functions from a `Step` to a scalar, computed inside the loop.
+
+    Args:
+      every: steps from one evaluation to the next; the history holds NaN in between.
+      functions: the functions; their names become names in the history.
+    """
+    check_whole("every", every, 1)
+    bad = [name for name, function in functions.items() if not callable(function)]
+    if bad or not functions:
+        raise invalid(
+            "functions",
+            expected="at least one named function of a Step",
+            got=f"{bad[0]}, which cannot be called" if bad else "none",
+            advice="For example quell.monitor(ratio=f, every=500).",
+        )
+    return Monitors(tuple(functions.items()), every)
+
+
+def callback(
+    function: Callable[[int, PyTree[Array], dict[str, Any]], None], *, every: int = 1000
+) -> Callback:
+    """A function `function(step, params, history)` to call on the host, with the history so far.
+
+    Args:
+      function: the function.
+      every: steps from one call to the next.
+    """
+    check_whole("every", every, 1)
+    if not callable(function):
+        raise invalid("function", expected="a function", got=repr(function), advice="Pass one.")
+    return Callback(function, every)
+
+
+def checkpoint(directory: str | Path, *, every: int = 1000) -> Checkpoint:
+    """A directory for checkpoints: an interrupted run continues exactly where its last one was.
+
+    Needs the extra "checkpoint".
+
+    Args:
+      directory: the directory, made if it is missing.
+      every: steps from one checkpoint to the next. The end is saved as well.
+    """
+    check_whole("every", every, 1)
+    return Checkpoint(Path(directory), every)
+
+
+silent = Progress(no_bar)
+"""The hook that draws no progress bar."""
+
+
+def check_hooks(hooks: Any) -> None:
+    """Refuse anything but a sequence of hooks with different monitor names."""
+    if not isinstance(hooks, list | tuple):
+        hooks = [hooks]
+    for hook in hooks:
+        if not isinstance(hook, Hook):
+            raise invalid(
+                "hooks",
+                expected="hooks made by monitor, callback or checkpoint, or quell.silent",
+                got=repr(hook),
+                advice="For example hooks=[quell.checkpoint('run')].",
+            )
+    names = [name for hook in hooks if isinstance(hook, Monitors) for name, _ in hook.functions]
+    taken = {"objective", "gradient_norm", "correction_norm"}
+    if len({*names, *taken}) < len(names) + len(taken):
+        raise invalid(
+            "hooks",
+            expected=f"monitors with different names, none of {sorted(taken)}",
+            got=names,
+            advice="Rename one of them.",
+        )

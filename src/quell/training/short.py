@@ -1,0 +1,99 @@
+"""A short training before something is chosen or measured: where training leads, and its path."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Int, Key, PyTree
+
+from quell.estimators._types import Estimator, Started
+from quell.objective import Objective
+from quell.training.batches import reshuffle
+from quell.training.loop import compiled_loop, run_keys, start_key
+
+_CHUNK = 256  # steps of one call of the loop
+
+
+class ShortRun(NamedTuple):
+    """The end of a short training.
+
+    Attributes:
+      params: the parameters at the end.
+      path: the parameters before each of the last W steps, leaves `[W, ...]`.
+    """
+
+    params: PyTree[Array]
+    path: PyTree[Array]
+
+
+def short_training(
+    key: Key[Array, ""],
+    objective: Objective,
+    params: PyTree[Array],
+    data: PyTree[Array],
+    estimator: Estimator,
+    optimizer: optax.GradientTransformation,
+    *,
+    num_steps: int,
+    batch_size: int,
+    path: int = 0,
+) -> ShortRun:
+    """The parameters after some steps of the training loop, and the path that led there.
+
+    Args:
+      key: for batches and noise.
+      objective: L.
+      params: θ, where the training starts.
+      data: leaves `[N, ...]`.
+      estimator: the estimator of the gradients that drive the training.
+      optimizer: any optax optimiser.
+      num_steps: T.
+      batch_size: |B|.
+      path: W, the number of last steps whose parameters are kept.
+    """
+    W = min(path, num_steps)
+    started = estimator.start(start_key(key), objective, params, data)
+    if W:
+        started = _recording(started, num_steps, W)
+    length = min(num_steps, _CHUNK)
+    loop = compiled_loop(
+        started, objective, optimizer, reshuffle, batch_size=batch_size, length=length
+    )
+    keys = run_keys(key)
+    # The loop consumes its arguments, so it starts from a copy.
+    carried = loop.start(keys, jax.tree.map(jnp.array, params))
+    for step in range(0, num_steps, length):
+        steps = min(length, num_steps - step)
+        carried, _ = loop.advance(keys, carried, data, step, steps)
+    return ShortRun(carried.params, carried.estimator_state.path if W else ())
+
+
+class Recording(NamedTuple):
+    """State of an estimator that keeps the parameters at which it was asked.
+
+    Attributes:
+      inner: the estimator's own state.
+      path: the parameters of the last W steps, leaves `[W, ...]`.
+      step: the number of steps taken, `[]`.
+    """
+
+    inner: PyTree[Array]
+    path: PyTree[Array]
+    step: Int[Array, ""]
+
+
+def _recording(started: Started, num_steps: int, W: int) -> Started:
+    """The estimator, keeping the parameters of the last W of `num_steps` steps."""
+
+    def init(key, params):
+        path = jax.tree.map(lambda p: jnp.zeros((W, *jnp.shape(p)), jnp.result_type(p)), params)
+        return Recording(started.init(key, params), path, jnp.zeros((), jnp.int32))
+
+    def estimate(key, objective, params, batch, state: Recording):
+        estimated = started.estimate(key, objective, params, batch, state.inner)
+        row = jnp.maximum(state.step - (num_steps - W), 0)  # row 0 until the last W steps begin
+        path = jax.tree.map(lambda kept, p: kept.at[row].set(p), state.path, params)
+        return estimated._replace(state=Recording(estimated.state, path, state.step + 1))
+
+    return Started(init, estimate)

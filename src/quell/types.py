@@ -1,0 +1,30 @@
+"""The types of quell's public signatures, for annotations and for parts of your own."""
+
+from quell.bases import Basis as Basis
+from quell.coefficients._targets import Targets as Targets
+from quell.coefficients._types import Coefficients as Coefficients
+from quell.coefficients._types import Sizes as Sizes
+from quell.contexts import Context as Context
+from quell.control_variate import ControlVariateState as ControlVariateState
+from quell.criteria import Criterion as Criterion
+from quell.criteria import Evidence as Evidence
+from quell.datasets._dataset import Dataset as Dataset
+from quell.diagnostics.compare import Comparison as Comparison
+from quell.diagnostics.measure import Measurement as Measurement
+from quell.diagnostics.recommend import Recommendation as Recommendation
+from quell.diagnostics.statistics import Interval as Interval
+from quell.estimators._pooling import Pooling as Pooling
+from quell.estimators._quadratic import Quadratic as Quadratic
+from quell.estimators._types import Batch as Batch
+from quell.estimators._types import Estimate as Estimate
+from quell.estimators._types import Estimator as Estimator
+from quell.estimators._types import Sampling as Sampling
+from quell.estimators._types import Started as Started
+from quell.gaussian import Gaussian as Gaussian
+from quell.models._types import Model as Model
+from quell.models._types import Prediction as Prediction
+from quell.noise import Noise as Noise
+from quell.objective import Variational as Variational
+from quell.training.fit import Fit as Fit
+from quell.training.hooks import Hook as Hook
+from quell.training.loop import Step as Step
