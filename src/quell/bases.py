@@ -1,7 +1,7 @@
 """Bases w(ε): functions of the noise whose mean is zero.
 
-A basis is evaluated on one draw of one example. It may look at the parameters and at the example
-too, which keeps its mean zero given them.
+A basis is evaluated on one draw of one example. A basis may look at the parameters and at the
+example too: given both, its mean must still be zero.
 """
 
 import itertools
@@ -12,12 +12,13 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
+from quell._checks import check_whole
 from quell._errors import invalid
 from quell.noise import Noise
 
 
 class Basis(NamedTuple):
-    """w(ε), of mean zero.
+    """Functions w(ε) of the noise, each of mean zero.
 
     Attributes:
       apply: `apply(noise, draw, params, example)` gives w `[D]` for one draw of one example, where
@@ -35,9 +36,9 @@ def linear() -> Basis:
 def polynomial(order: int) -> Basis:
     """w(ε) = [zᵏ − E[zᵏ]] for k = 1, …, order, component by component.
 
-    Order 2 is the paper's quadratic. For any noise whose moments are known.
+    Order 2 is the paper's quadratic. The powers fit any noise whose moments are known.
     """
-    _check_order(order)
+    check_whole("order", order, 1, advice="Use order=1 for linear.")
 
     def apply(noise, draw, params, example):
         z = noise.standardise(draw)
@@ -52,11 +53,11 @@ def hermite(order: int, *, cross: bool = False, odd: bool = True) -> Basis:
 
     Args:
       order: the highest total degree.
-      cross: also products across dimensions, such as z₁z₂: every multi-index of total degree at
-        most `order`, which is binomial(D + order, order) − 1 functions.
+      cross: whether to add products across dimensions, such as z₁z₂: every multi-index of total
+        degree at most `order`, which is binomial(D + order, order) − 1 functions.
       odd: whether to keep the functions of odd total degree, which antithetic pairs cancel.
     """
-    _check_order(order)
+    check_whole("order", order, 1, advice="Use order=1 for linear.")
     if not odd and order < 2:
         raise invalid(
             "order", expected="at least 2 without odd degrees", got=order, advice="Use 2."
@@ -82,7 +83,7 @@ def hermite(order: int, *, cross: bool = False, odd: bool = True) -> Basis:
 
 
 def concatenate(*bases: Basis) -> Basis:
-    """All the functions of several bases together (the paper's Remark 1)."""
+    """All functions of several bases, one after the other (the paper's Remark 1)."""
     if not bases:
         raise invalid("bases", expected="at least one", got="none", advice="Name one.")
 
@@ -120,13 +121,8 @@ def custom(
 
 
 def no_basis() -> Basis:
-    """No function of the noise at all: leaves the draws alone and controls only the points."""
+    """A basis without functions: it leaves the draws alone, so that only points are controlled."""
     return Basis(lambda noise, draw, params, example: noise.standardise(draw)[:0])
-
-
-def _check_order(order: int) -> None:
-    if not isinstance(order, int) or order < 1:
-        raise invalid("order", expected="an int ≥ 1", got=order, advice="Use order=1 for linear.")
 
 
 def _hermite_degrees(z: Float[Array, " D"], order: int) -> list[Float[Array, " D"]]:
@@ -138,7 +134,7 @@ def _hermite_degrees(z: Float[Array, " D"], order: int) -> list[Float[Array, " D
 
 
 def _multi_indices(D: int, total: int) -> list[list[tuple[int, int]]]:
-    """Every multi-index of the total degree, as its nonzero (dimension, degree) pairs."""
+    """Every multi-index of the given total degree, as its nonzero (dimension, degree) pairs."""
     return [
         [(i, chosen.count(i)) for i in sorted(set(chosen))]
         for chosen in itertools.combinations_with_replacement(range(D), total)

@@ -1,8 +1,8 @@
 """Gaussian families for a vector of weights, q(w) = N(m, LLᵀ), against the unit Gaussian prior.
 
-Params are a dict: `mean` m `[d]`, and `scale`. With full covariance that is L itself, packed and
-not constrained, since LLᵀ does not care for signs: steps of a fixed size then reach a narrow
-posterior soon, where steps in the logarithm of the diagonal would take hundreds.
+Params are a dict: `mean` m `[d]`, and `scale`. With full covariance `scale` is L itself, packed and
+unconstrained, since signs cancel in LLᵀ: steps of a fixed size then reach a narrow posterior soon,
+while steps in the logarithm of the diagonal would take hundreds.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
-from quell._errors import invalid
+from quell._checks import check_whole
 
 Params = dict[str, Array]
 
@@ -42,8 +42,9 @@ class Gaussian(NamedTuple):
 
 
 def full_covariance(size: int) -> Gaussian:
-    """Full covariance: `scale` `[d(d+1)/2]` is the packed lower triangle of L."""
-    d = check_size(size)
+    """A family with full covariance: `scale` `[d(d+1)/2]` is the packed lower triangle of L."""
+    check_whole("size", size, 1, advice="For example data.dim.")
+    d = size
 
     def init(mean=0.0, scale=1.0):
         return {
@@ -56,7 +57,7 @@ def full_covariance(size: int) -> Gaussian:
 
     def log_density(params, w):
         z = solve_triangular(cholesky(params["scale"], d), w - params["mean"], lower=True)
-        return _standard_log_density(z) - log_diagonal(params["scale"], d).sum()
+        return _standard_log_density(z) - _log_diagonal(params["scale"], d).sum()
 
     def covariance(params):
         L = cholesky(params["scale"], d)
@@ -67,15 +68,16 @@ def full_covariance(size: int) -> Gaussian:
         init=init,
         sample=sample,
         kl=lambda params: whitened_kl(params["mean"], params["scale"]),
-        entropy=lambda params: _entropy(log_diagonal(params["scale"], d)),
+        entropy=lambda params: _entropy(_log_diagonal(params["scale"], d)),
         log_density=log_density,
         covariance=covariance,
     )
 
 
 def mean_field(size: int) -> Gaussian:
-    """Diagonal covariance: `scale` `[d]` is the logarithm of the standard deviations."""
-    d = check_size(size)
+    """A family with diagonal covariance: `scale` `[d]` is the log of the standard deviations."""
+    check_whole("size", size, 1, advice="For example data.dim.")
+    d = size
 
     def init(mean=0.0, scale=1.0):
         return {
@@ -106,7 +108,7 @@ def whitened_kl(mean: Float[Array, " d"], scale: Float[Array, " t"]) -> Float[Ar
     """KL[N(m, LLᵀ) ‖ N(0, I)] = ½(mᵀm + tr LLᵀ − d) − log det L, L packed in `scale`."""
     d = mean.shape[-1]
     trace = (cholesky(scale, d) ** 2).sum()
-    return 0.5 * ((mean**2).sum() + trace - d) - log_diagonal(scale, d).sum()
+    return 0.5 * ((mean**2).sum() + trace - d) - _log_diagonal(scale, d).sum()
 
 
 def cholesky(scale: Float[Array, " t"], d: int) -> Float[Array, "d d"]:
@@ -114,7 +116,7 @@ def cholesky(scale: Float[Array, " t"], d: int) -> Float[Array, "d d"]:
     return jnp.tril(_square(scale, d))
 
 
-def log_diagonal(scale: Float[Array, " t"], d: int) -> Float[Array, " d"]:
+def _log_diagonal(scale: Float[Array, " t"], d: int) -> Float[Array, " d"]:
     """log |diag L| from the packed form."""
     return jnp.log(jnp.abs(jnp.where(jnp.eye(d, dtype=bool), _square(scale, d), 0).sum(-1)))
 
@@ -129,7 +131,7 @@ def packed_identity(d: int, scale: float) -> Float[Array, " t"]:
 def _square(scale: Float[Array, " t"], d: int) -> Float[Array, "d d"]:
     """A square whose lower triangle holds each of the d(d+1)/2 entries once.
 
-    The entries from d on, followed by all of them reversed, are d² numbers: slices in place of a
+    The entries from d on, followed by all entries reversed, are d² numbers: slices in place of a
     gather, whose gradient would be a slow scatter.
     """
     return jnp.concatenate([scale[d:], scale[::-1]]).reshape(d, d)
@@ -141,12 +143,3 @@ def _entropy(log_scale: Float[Array, " d"]) -> Float[Array, ""]:
 
 def _standard_log_density(z: Float[Array, " d"]) -> Float[Array, ""]:
     return -0.5 * (z**2).sum() - 0.5 * z.shape[0] * math.log(2 * math.pi)
-
-
-def check_size(size: int, argument: str = "size") -> int:
-    """Refuse what is not a positive int."""
-    if not isinstance(size, int) or size < 1:
-        raise invalid(
-            argument, expected="a positive int", got=repr(size), advice="For example data.dim."
-        )
-    return size

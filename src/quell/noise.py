@@ -26,7 +26,7 @@ class Noise(NamedTuple):
       sample: `sample(key, leading)` gives draws with leaves `[*leading, *shape]`.
       standardise: maps one draw to a flat vector z `[D]` of uncorrelated components.
       moment: `moment(k)` is E[zᵏ], a scalar or one value per component `[D]`.
-      reflect: maps a draw to its mirror image of equal density, or None when there is none.
+      reflect: maps a draw to its mirror image of equal density, or None if it has none.
       from_uniform: maps uniforms `[..., D]` on (0, 1) to draws `[..., *shape]`, or None.
     """
 
@@ -49,8 +49,8 @@ def normal(
 ) -> Noise:
     """Gaussian noise; standard normal unless `mean` or `covariance` is given.
 
-    With a mean μ or covariance Σ = LLᵀ (for one vector of noise), ε = μ + L z, z ~ N(0, I): the
-    bases work on z, so every basis for standard normal noise serves any Gaussian.
+    With a mean μ or covariance Σ = LLᵀ (for one vector of noise), ε = μ + L z, z ~ N(0, I). Bases
+    work on z, so every basis for standard normal noise serves any Gaussian.
 
     >>> normal(3).size, normal({"weights": (2, 4), "bias": 1}).size
     (3, 9)
@@ -143,8 +143,8 @@ def from_moments(
 ) -> Noise:
     """Any noise with independent components whose raw moments E[εᵏ], k = 1, 2, …, are given.
 
-    `sample(key, shape)` draws an array of the given shape. A basis that needs a moment beyond the
-    ones given says so.
+    `sample(key, shape)` draws an array of the given shape. A basis that needs a moment of higher
+    order than the ones given raises an error.
 
     >>> exponential = from_moments(2, jax.random.exponential, moments=[1.0, 2.0, 6.0, 24.0])
     >>> exponential.moment(3)
@@ -166,7 +166,7 @@ def from_moments(
 
 
 def _as_shape(shape: PyTree[Any]) -> PyTree[Any]:
-    """Every int of a shape pytree as a one-tuple; anything that is no shape is refused."""
+    """The shape with every int as a one-tuple; refuses anything that is not a shape."""
 
     def one(node):
         if not is_shape(node):
@@ -186,7 +186,7 @@ def _normal_moment(k: int) -> float:
 
 
 def _independent(name, shape, draw, moment, quantile, centre=0.0, unit=1.0) -> Noise:
-    """Noise whose components are independent and alike: draw, moments and quantile of one."""
+    """Noise whose components are independent and alike, from the draw and moments of one."""
     shape = _as_shape(shape)
     leaves, treedef = jax.tree.flatten(shape, is_leaf=is_shape)
     sizes = [math.prod(s) for s in leaves]

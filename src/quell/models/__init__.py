@@ -1,15 +1,8 @@
 """The models of the paper, and two more that its introduction names."""
 
-from quell._gaussian import Gaussian as Gaussian
-from quell._gaussian import full_covariance as full_covariance
-from quell._gaussian import mean_field as mean_field
-from quell.models._deep_gp import Hyperparameters as Hyperparameters
 from quell.models._deep_gp import deep_gp as deep_gp
 from quell.models._logistic import logistic_regression as logistic_regression
-from quell.models._neural_network import Likelihood as Likelihood
 from quell.models._neural_network import bayesian_neural_network as bayesian_neural_network
 from quell.models._neural_network import categorical as categorical
 from quell.models._neural_network import gaussian as gaussian
-from quell.models._types import Model as Model
-from quell.models._types import Prediction as Prediction
 from quell.models._vae import vae as vae

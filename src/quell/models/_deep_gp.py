@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,34 +9,11 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Key
 from scipy.cluster.vq import kmeans2
 
+from quell._checks import check_whole
 from quell._errors import invalid
-from quell._gaussian import check_size
 from quell.models._gp_layer import Layer, gp_layer
 from quell.models._types import Model, predictor
 from quell.noise import normal
-
-
-class Hyperparameters(NamedTuple):
-    """What the paper fixes but does not state, for standardised inputs and targets.
-
-    Attributes:
-      variance: of each layer's kernel. One, as the targets have unit variance, and as an inner
-        layer should be able to bend its input by about the input's own size.
-      lengthscale: of each layer's kernel, in units of √d for d inputs: √d is about the distance of
-        a standardised input from the middle, so one unit keeps 25 inducing points overlapping.
-      noise: the likelihood's variance. A tenth of the targets' variance: below what so few inducing
-        points leave unexplained, yet not so far below that the variance term rules the bound.
-      inner_scale: the standard deviation of the inner layers' inducing outputs at the start. Small,
-        so that training starts from the mean function: about one step of Adam at 0.01. The
-        original code takes 1e-5.
-      last_scale: the same for the last layer. One, the prior.
-    """
-
-    variance: float = 1.0
-    lengthscale: float = 1.0
-    noise: float = 0.1
-    inner_scale: float = 1e-2
-    last_scale: float = 1.0
 
 
 def deep_gp(
@@ -47,7 +23,11 @@ def deep_gp(
     num_layers: int = 2,
     inner_dim: int = 5,
     num_inducing: int = 25,
-    hyperparameters: Hyperparameters = Hyperparameters(),  # noqa: B008 — immutable
+    variance: float = 1.0,
+    lengthscale: float = 1.0,
+    noise_variance: float = 0.1,
+    inner_scale: float = 1e-2,
+    last_scale: float = 1.0,
     learn_hyperparameters: bool = False,
 ) -> Model:
     """Regression by a stack of sparse variational GPs; the noise draws the inner layers' outputs.
@@ -58,28 +38,41 @@ def deep_gp(
     inputs are k-means centroids, later ones their images under the mean functions. The Gaussian
     likelihood is integrated in closed form over the last layer.
 
+    The defaults of the five hyperparameters are for standardised inputs and targets; the paper
+    fixes these numbers but does not state them.
+
     Args:
       key: for the k-means clustering.
       x_train: training inputs, for inducing inputs and mean functions.
-      num_layers: how many layers; one is the sparse variational GP, without noise.
+      num_layers: the number of layers; one is the sparse variational GP, without noise.
       inner_dim: outputs of each inner layer.
       num_inducing: M, inducing points of each layer. The paper does not say; 25 makes a step cheap
         while the first layer still separates the clusters of its data sets.
-      hyperparameters: kernels, likelihood and initial scales.
-      learn_hyperparameters: whether kernels and likelihood are params, too. If not, what depends on
-        them alone is computed once, and `prepare(data)` adds the first layer's projection of every
-        input, a leaf `projection` `[N, M]`.
+      variance: of each layer's kernel. One, since the targets have unit variance, and since an
+        inner layer should be able to bend its input by about the input's own size.
+      lengthscale: of each layer's kernel, in units of √d for d inputs: √d is about the distance of
+        a standardised input from the middle, so one unit keeps 25 inducing points overlapping.
+      noise_variance: of the likelihood. A tenth of the targets' variance: below the share that so
+        few inducing points leave unexplained, yet not so far below that the variance term rules
+        the bound.
+      inner_scale: the standard deviation of the inner layers' inducing outputs at the start. Small,
+        so that training starts from the mean function: about one step of Adam at 0.01. The
+        original code takes 1e-5.
+      last_scale: the same for the last layer. One, the prior.
+      learn_hyperparameters: whether kernels and likelihood are params, too. If not, everything
+        that depends on them alone is computed once, and `prepare(data)` adds the first layer's
+        projection of every input, a leaf `projection` `[N, M]`.
 
     Returns:
       A model for examples `{"x": [d], "y": []}`, with noise `[(num_layers − 1) inner_dim]` and
       params `{"layer0": {"mean": [M, D], "scale": [D, M(M+1)/2]}, …}`.
     """
     x = _check_inputs(x_train, num_inducing)
-    check_size(num_layers, "num_layers")
-    check_size(inner_dim, "inner_dim")
-    layers = _stack(
-        key, x, num_layers, inner_dim, num_inducing, hyperparameters, learn_hyperparameters
-    )
+    check_whole("num_layers", num_layers, 1)
+    check_whole("inner_dim", inner_dim, 1)
+    scales = (*[inner_scale] * (num_layers - 1), last_scale)
+    centroids = _centroids(key, x, num_inducing)
+    layers = _stack(x, centroids, inner_dim, variance, lengthscale, scales, learn_hyperparameters)
     inner = num_layers - 1
     noise = normal(inner * inner_dim)
     names = [f"layer{i}" for i in range(num_layers)]
@@ -87,7 +80,7 @@ def deep_gp(
     def init(key):
         params = {name: layer.init() for name, layer in zip(names, layers)}
         if learn_hyperparameters:
-            params["likelihood"] = {"log_noise": jnp.log(jnp.asarray(hyperparameters.noise, float))}
+            params["likelihood"] = {"log_noise": jnp.log(jnp.asarray(noise_variance, float))}
         return params
 
     def propagate(params, eps, example):
@@ -102,21 +95,21 @@ def deep_gp(
                 h, a = mean + jnp.sqrt(variance) * draws[i], None
         return mean[0], variance[0]
 
-    def noise_variance(params):
+    def likelihood_variance(params):
         if learn_hyperparameters:
             return jnp.exp(params["likelihood"]["log_noise"])
-        return hyperparameters.noise
+        return noise_variance
 
     def loss(params, eps, example):
         # −E[log N(y | f, s²)] over f ~ N(mean, variance)
         mean, variance = propagate(params, eps, example)
-        s2 = noise_variance(params)
+        s2 = likelihood_variance(params)
         square = (example["y"] - mean) ** 2 + variance
         return 0.5 * (jnp.log(2 * math.pi * s2) + square / s2)
 
     def moments(params, eps, x):
         mean, variance = propagate(params, eps, {"x": x})
-        return mean, variance + noise_variance(params)
+        return mean, variance + likelihood_variance(params)
 
     def regulariser(params):
         return sum((layer.kl(params[n]) for n, layer in zip(names, layers)), jnp.zeros(()))
@@ -129,18 +122,20 @@ def deep_gp(
     return Model(init, loss, noise, regulariser, predictor(moments, noise), prepare)
 
 
-def _stack(key, x, num_layers, inner_dim, num_inducing, hyper, learned) -> list[Layer]:
-    """The layers, with data and inducing inputs passed on through the mean functions."""
-    Z, layers = _centroids(key, x, num_inducing), []
-    for i in range(num_layers):
-        last = i == num_layers - 1
+def _stack(
+    x: np.ndarray, Z: np.ndarray, inner_dim, variance, lengthscale, scales, learned
+) -> list[Layer]:
+    """A layer for each initial scale; data and inducing inputs go on through the mean functions."""
+    layers = []
+    for i, initial_scale in enumerate(scales):
+        last = i == len(scales) - 1
         W = np.zeros((x.shape[1], 1)) if last else _mean_weights(x, inner_dim)
         layer = gp_layer(
             Z,
             W,
-            variance=hyper.variance,
-            lengthscale=hyper.lengthscale * math.sqrt(x.shape[1]),
-            initial_scale=hyper.last_scale if last else hyper.inner_scale,
+            variance=variance,
+            lengthscale=lengthscale * math.sqrt(x.shape[1]),
+            initial_scale=initial_scale,
             learned=learned,
         )
         layers.append(layer)
@@ -176,7 +171,7 @@ def _check_inputs(x_train: ArrayLike, num_inducing: int) -> np.ndarray:
             got=f"shape {x.shape}" if x.ndim != 2 else "non-finite values",
             advice="Give one row per example; drop or fill rows with missing values.",
         )
-    check_size(num_inducing, "num_inducing")
+    check_whole("num_inducing", num_inducing, 1)
     distinct = len(np.unique(x, axis=0))
     if num_inducing > distinct:
         raise invalid(

@@ -13,13 +13,13 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
-from quell._gaussian import cholesky, packed_identity, whitened_kl
+from quell.gaussian import cholesky, packed_identity, whitened_kl
 
 Params = dict[str, Array]
 
 # Added to the diagonal of k(Z, Z), as a share of the kernel's variance. It bounds the entries of
 # L⁻¹ by about 300, so that single precision keeps three digits or more of a projection.
-JITTER = 1e-5
+_JITTER = 1e-5
 
 
 class Layer(NamedTuple):
@@ -27,7 +27,7 @@ class Layer(NamedTuple):
 
     Attributes:
       init: `init()` gives the params: `mean` μ `[M, D]`, `scale` (S_d packed) `[D, M(M+1)/2]`, and
-        the kernel's `log_variance` and `log_lengthscale` where they are learned.
+        the kernel's `log_variance` and `log_lengthscale` if the kernel is learned.
       project: `project(params, x)` is a(x) `[M]`.
       marginal: `marginal(params, a, x)`, mean and variance `[D]` of q(f(x)), given a = a(x).
       kl: `kl(params)`, Σ_d KL[q(u_d) ‖ N(0, I)].
@@ -92,7 +92,7 @@ def gp_layer(
         # a = L⁻¹k(Z, x) = √variance R⁻¹c(x), with R the factor of the correlations.
         inverse = jnp.exp(-params["log_lengthscale"])
         c = jax.vmap(lambda z: correlation(z, inverse))(Z)
-        R = jnp.linalg.cholesky(c + JITTER * jnp.eye(M))
+        R = jnp.linalg.cholesky(c + _JITTER * jnp.eye(M))
         a = solve_triangular(R, correlation(x, inverse), lower=True)
         return jnp.exp(0.5 * params["log_variance"]) * a
 
@@ -101,7 +101,7 @@ def gp_layer(
         L = jax.vmap(lambda scale: cholesky(scale, M))(params["scale"])
         mean = x @ W + a @ params["mean"]
         # k(x, x) − aᵀa + aᵀS_d a, whose first part rounding must not make negative.
-        residual = jnp.maximum(k_xx - (a**2).sum(), JITTER * k_xx)
+        residual = jnp.maximum(k_xx - (a**2).sum(), _JITTER * k_xx)
         return mean, residual + (jnp.einsum("m,dmk->dk", a, L) ** 2).sum(-1)
 
     def kl(params):
@@ -111,7 +111,7 @@ def gp_layer(
 
 
 def _whitening(Z: np.ndarray, variance: float, lengthscale: float) -> np.ndarray:
-    """variance · L⁻¹ `[M, M]`: what takes the correlations of x with Z to a(x)."""
+    """variance · L⁻¹ `[M, M]`, the matrix that takes the correlations of x with Z to a(x)."""
     distance = ((Z[:, None] - Z[None]) ** 2).sum(-1)
-    c = np.exp(-0.5 * distance / lengthscale**2) + JITTER * np.eye(len(Z))
+    c = np.exp(-0.5 * distance / lengthscale**2) + _JITTER * np.eye(len(Z))
     return np.sqrt(variance) * np.linalg.inv(np.linalg.cholesky(c))

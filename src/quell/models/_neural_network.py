@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from quell._checks import check_whole
 from quell._errors import invalid
-from quell._gaussian import Gaussian, check_size, mean_field
-from quell.models._types import Model, predictor
-from quell.noise import normal
+from quell.gaussian import Gaussian, mean_field
+from quell.models._types import Model, weights_model
 
 
 class Likelihood(NamedTuple):
-    """How the outputs of a network become a distribution of the target.
+    """A distribution of the target, given the outputs of a network.
 
     Attributes:
       log_prob: `log_prob(outputs, y)`, log p(y | outputs) for one example.
@@ -27,7 +27,7 @@ class Likelihood(NamedTuple):
 
 
 def categorical() -> Likelihood:
-    """Classes: the outputs `[O]` are logits, y is a class index; the moments are `[O]`."""
+    """A likelihood of classes: the outputs `[O]` are logits, y is a class index; moments `[O]`."""
 
     def log_prob(outputs, y):
         return (jax.nn.log_softmax(outputs) * jax.nn.one_hot(y, outputs.shape[-1])).sum()
@@ -40,7 +40,7 @@ def categorical() -> Likelihood:
 
 
 def gaussian(variance: float) -> Likelihood:
-    """Regression: the one output is the mean of y, with a known variance; the moments are `[]`."""
+    """A likelihood of numbers: the one output is the mean of y, of known variance; moments `[]`."""
     if not variance > 0:
         raise invalid("variance", expected="a positive number", got=variance, advice="Try 0.1.")
 
@@ -76,11 +76,12 @@ def bayesian_neural_network(
       A model for examples `{"x": [d], "y": []}` with noise `[W]`, W = dH + H + HO + O, one draw of
       all weights for each example.
     """
-    d, H, O = check_size(dim, "dim"), check_size(hidden, "hidden"), check_size(outputs, "outputs")  # noqa: E741
+    for argument, size in (("dim", dim), ("hidden", hidden), ("outputs", outputs)):
+        check_whole(argument, size, 1)
+    d, H, O = dim, hidden, outputs  # noqa: E741
     likely = categorical() if likelihood is None else likelihood
     sizes = [d * H, H, H * O, O]
     weights = family(sum(sizes))
-    noise = normal(weights.size)
 
     def forward(w, x):
         ends = [sum(sizes[: i + 1]) for i in range(3)]
@@ -91,16 +92,11 @@ def bayesian_neural_network(
     def log_likelihood(w, example):
         return likely.log_prob(forward(w, example["x"]), example["y"])
 
-    def moments(params, eps, x):
-        return likely.moments(forward(weights.sample(params, eps), x))
+    def moments(w, x):
+        return likely.moments(forward(w, x))
 
-    return Model(
-        # A draw from the prior, for hidden units that differ.
-        init=lambda key: weights.init(jax.random.normal(key, (weights.size,)), initial_scale),
-        loss=lambda params, eps, example: -log_likelihood(weights.sample(params, eps), example),
-        noise=noise,
-        regulariser=weights.kl,
-        predict=predictor(moments, noise),
-        family=weights,
-        log_likelihood=log_likelihood,
-    )
+    def init(key):
+        # A draw from the prior, so that the hidden units differ.
+        return weights.init(jax.random.normal(key, (weights.size,)), initial_scale)
+
+    return weights_model(init, log_likelihood, weights, moments)

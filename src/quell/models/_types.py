@@ -1,21 +1,18 @@
-"""What every model is: a NamedTuple of pure functions, an `Objective` away from training."""
+"""The protocol of models: a NamedTuple of pure functions, from which an `Objective` is made."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jaxtyping import Array, Float, Key, PyTree
 
-from quell._objective import Objective
-from quell._variational import variational
+from quell.gaussian import Gaussian
 from quell.noise import Noise
-
-if TYPE_CHECKING:
-    from quell._gaussian import Gaussian
+from quell.objective import Objective, negative_elbo
 
 
 class Prediction(NamedTuple):
-    """Mean and variance of the predicted target, draws averaged: leaves `[N, ...]`.
+    """Mean and variance of the predicted target, averaged over draws: leaves `[N, ...]`.
 
     For classes the mean is the probability, and the variance that of the 0-or-1 indicator.
     """
@@ -32,14 +29,11 @@ class Model(NamedTuple):
       loss: `loss(params, noise, example)`: one example, one draw; minimised.
       noise: the base noise of one example.
       regulariser: `regulariser(params)`, the noise-free part of the objective, or None.
-      predict: `predict(key, params, x, samples)` for inputs `[N, ...]`, a `Prediction`.
-      prepare: `prepare(data)` adds to a data set what stays constant during training; optional,
-        the loss takes examples of either kind.
-      family: the Gaussian family of the weights, where the model has one.
-      log_likelihood: `log_likelihood(weights, example)`, log p(y | x, w), where it has one. With
-        `family` and the unit Gaussian prior it is the whole variational structure.
-      at_zero: `at_zero(params, example)`, what it says of one example at ε = 0, where it offers
-        that.
+      predict: `predict(key, params, x, draws=64)` for inputs `[N, ...]`, a `Prediction`.
+      prepare: `prepare(data)` adds to the data the parts of the loss that stay constant during
+        training; optional, since the loss takes examples of either kind.
+      family: the Gaussian family of the weights, if the model has one.
+      log_likelihood: `log_likelihood(weights, example)`, log p(y | x, w), if the model has one.
     """
 
     init: Callable[[Key[Array, ""]], PyTree[Array]]
@@ -48,16 +42,44 @@ class Model(NamedTuple):
     regulariser: Callable[[PyTree[Array]], Float[Array, ""]] | None
     predict: Callable[..., Prediction]
     prepare: Callable[[PyTree[Array]], PyTree[Array]] = lambda data: data
-    family: "Gaussian | None" = None
+    family: Gaussian | None = None
     log_likelihood: Callable[[Array, PyTree[Array]], Float[Array, ""]] | None = None
-    at_zero: Callable[[PyTree[Array], PyTree[Array]], PyTree[Array]] | None = None
 
     def objective(self, num_data: int) -> Objective:
         """The negative evidence lower bound of N data points."""
-        structure = None
-        if self.family is not None and self.log_likelihood is not None:
-            structure = variational(self.log_likelihood, self.family)
-        return Objective(self.loss, self.noise, num_data, self.regulariser, structure, self.at_zero)
+        if self.family is None or self.log_likelihood is None:
+            return Objective(self.loss, self.noise, num_data, self.regulariser)
+        return negative_elbo(self.log_likelihood, self.family, num_data=num_data)
+
+
+def weights_model(
+    init: Callable[[Key[Array, ""]], PyTree[Array]],
+    log_likelihood: Callable[[Array, PyTree[Array]], Float[Array, ""]],
+    family: Gaussian,
+    moments: Callable[[Float[Array, " W"], Array], tuple[Array, Array]],
+) -> Model:
+    """A model whose only unknowns are weights w with prior N(0, I) and posterior in a family.
+
+    Args:
+      init: `init(key)` gives params of the family.
+      log_likelihood: `log_likelihood(w, example)`, log p(y | x, w).
+      family: q(w).
+      moments: `moments(w, x)`, mean and variance of the target of one input.
+    """
+    one_point = negative_elbo(log_likelihood, family, num_data=1)
+
+    def given_draw(params, eps, x):
+        return moments(family.sample(params, eps), x)
+
+    return Model(
+        init=init,
+        loss=one_point.loss,
+        noise=one_point.noise,
+        regulariser=one_point.regulariser,
+        predict=predictor(given_draw, one_point.noise),
+        family=family,
+        log_likelihood=log_likelihood,
+    )
 
 
 def predictor(
@@ -69,11 +91,11 @@ def predictor(
     """
 
     def predict(
-        key: Key[Array, ""], params: PyTree[Array], x: Float[Array, "N *d"], samples: int = 64
+        key: Key[Array, ""], params: PyTree[Array], x: Float[Array, "N *d"], draws: int = 64
     ) -> Prediction:
-        draws = noise.sample(key, (samples, x.shape[0]))
+        eps = noise.sample(key, (draws, x.shape[0]))
         one_draw = jax.vmap(moments, in_axes=(None, 0, 0))
-        mean, variance = jax.vmap(one_draw, in_axes=(None, 0, None))(params, draws, x)
+        mean, variance = jax.vmap(one_draw, in_axes=(None, 0, None))(params, eps, x)
         return Prediction(mean.mean(0), variance.mean(0) + mean.var(0))
 
     return predict

@@ -1,13 +1,15 @@
 """A small variational autoencoder."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 
-from quell._gaussian import check_size
+from quell._checks import check_whole
+from quell._mlp import apply_layers, init_layers
 from quell.models._types import Model, predictor
 from quell.noise import normal
+
+# Normal with variance 1 / inputs, so that every layer keeps the size of its inputs.
+_KERNEL = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 
 
 def vae(dim: int, *, latent: int = 5, hidden: int = 50) -> Model:
@@ -25,22 +27,23 @@ def vae(dim: int, *, latent: int = 5, hidden: int = 50) -> Model:
       A model for examples `{"x": [d]}` (other leaves are ignored) with noise `[K]`. Its `predict`
       reconstructs the inputs.
     """
-    d, K, H = check_size(dim, "dim"), check_size(latent, "latent"), check_size(hidden, "hidden")
-    noise = normal(K)
+    for argument, size in (("dim", dim), ("latent", latent), ("hidden", hidden)):
+        check_whole(argument, size, 1)
+    noise = normal(latent)
 
     def init(key):
         encoder_key, decoder_key = jax.random.split(key)
         return {
-            "encoder": _init_network(encoder_key, d, H, 2 * K),
-            "decoder": _init_network(decoder_key, K, H, d),
+            "encoder": init_layers(encoder_key, (dim, hidden, 2 * latent), _KERNEL),
+            "decoder": init_layers(decoder_key, (latent, hidden, dim), _KERNEL),
         }
 
     def encode(params, x):
-        mean, log_scale = jnp.split(_network(params["encoder"], x), 2)
+        mean, log_scale = jnp.split(apply_layers(params["encoder"], x, jnp.tanh), 2)
         return mean, log_scale
 
     def decode(params, eps, mean, log_scale):
-        return _network(params["decoder"], mean + jnp.exp(log_scale) * eps)
+        return apply_layers(params["decoder"], mean + jnp.exp(log_scale) * eps, jnp.tanh)
 
     def loss(params, eps, example):
         x = example["x"]
@@ -56,18 +59,3 @@ def vae(dim: int, *, latent: int = 5, hidden: int = 50) -> Model:
         return p, p * (1 - p)
 
     return Model(init, loss, noise, None, predictor(moments, noise))
-
-
-def _init_network(key, inputs, hidden, outputs):
-    hidden_key, output_key = jax.random.split(key)
-    return {
-        "hidden_weights": jax.random.normal(hidden_key, (inputs, hidden)) / math.sqrt(inputs),
-        "hidden_bias": jnp.zeros(hidden),
-        "output_weights": jax.random.normal(output_key, (hidden, outputs)) / math.sqrt(hidden),
-        "output_bias": jnp.zeros(outputs),
-    }
-
-
-def _network(params, x):
-    h = jnp.tanh(x @ params["hidden_weights"] + params["hidden_bias"])
-    return h @ params["output_weights"] + params["output_bias"]

@@ -1,8 +1,9 @@
-"""How figures look, and how they become bytes."""
+"""One style and one palette for all figures, and the files that figures become."""
 
 import io
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 # Colours that stay apart for colour-blind readers (Okabe and Ito), the pale yellow left out.
@@ -23,12 +24,18 @@ _RC: Any = {
     "pdf.fonttype": 42,
 }
 
+# No dates in the files, so that the same figure gives the same bytes.
+_STAMPS: dict[str, Any] = {
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None},
+    "svg": {"Date": None},
+}
 
 F = TypeVar("F", bound=Callable)
 
 
 def styled(draw: F) -> F:
-    """A function that draws, with all of its sizes and lines in one style."""
+    """The function `draw`, run with the sizes and lines of the one style."""
 
     @wraps(draw)
     def drawn(*args, **options):
@@ -49,15 +56,23 @@ def new_figure(rows: int, columns: int, width: float, height: float, **options: 
 
 
 def legend_below(figure: Any, axes: Any, columns: int) -> None:
-    """One legend for all panels, under them."""
+    """One legend for all panels, below the panels."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 @styled
 def rendered(figure: Any, kind: str) -> bytes:
-    """The figure as the bytes of a "png", "pdf" or "svg" file, the same every time."""
-    stamp = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    """The figure as the bytes of a file of the given kind: "png", "pdf", "svg" and others."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, dpi=150, metadata=stamp[kind])
+    figure.savefig(buffer, format=kind, dpi=150, metadata=_STAMPS.get(kind))
     return buffer.getvalue()
+
+
+def saved(figure: Any, path: str | Path | None) -> Any:
+    """The figure, written to `path` if there is one; the suffix says the kind of file."""
+    if path is not None:
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(rendered(figure, path.suffix[1:] or "png"))
+    return figure

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# Colours that stay apart for colour-blind readers (Okabe and Ito).
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-MARKERS = ("o", "s", "^", "D")
+from quell.plotting._style import COLOURS, GREY, MARKERS, new_figure, saved, styled
 
 
+@styled
 def parts_figure(parts: Mapping[str, Any], path: str | Path | None = None) -> Any:
     """Stacked bars of points, draws and interaction, as shares of each total.
 
@@ -19,24 +18,23 @@ def parts_figure(parts: Mapping[str, Any], path: str | Path | None = None) -> An
     Returns:
       The matplotlib figure.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 1.2 + 0.35 * len(parts)), layout="constrained")
-    axes = figure.subplots()
+    figure, ((axes,),) = new_figure(1, 1, 6.4, 1.2 + 0.35 * len(parts))
+    axes.grid(visible=False, axis="y")
     names = list(parts)[::-1]
     left = [0.0] * len(names)
-    for colour, field in zip(COLOURS, ("points", "draws", "interaction")):
-        # An unbiased estimate of nearly nothing may lie below zero, where there is no bar.
+    for colour, field in zip(COLOURS[1:], ("points", "draws", "interaction")):
+        # An unbiased estimate of nearly nothing may lie below zero, which no bar can show.
         widths = [max(getattr(parts[n], field).value, 0.0) for n in names]
         totals = [max(parts[n].total.value, 1e-300) for n in names]
         shares = [width / total for width, total in zip(widths, totals)]
         axes.barh(names, shares, left=left, color=colour, label=field)
         left = [start + share for start, share in zip(left, shares)]
     axes.set_xlabel("share of the trace of the covariance")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     return saved(figure, path)
 
 
+@styled
 def frontier_figure(
     rows: Sequence[Any], best: tuple[str, int], path: str | Path | None = None
 ) -> Any:
@@ -52,11 +50,9 @@ def frontier_figure(
     Returns:
       The matplotlib figure.
     """
-    from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
 
-    figure = Figure(figsize=(8.0, 5.2), layout="constrained")
-    axes = figure.subplots()
+    figure, ((axes,),) = new_figure(1, 1, 8.0, 5.2)
     names = list(dict.fromkeys(row.name for row in rows))  # the best first
     for i, name in enumerate(names):
         own = sorted((row for row in rows if row.name == name), key=lambda row: row.batch_size)
@@ -75,17 +71,9 @@ def frontier_figure(
     low, high = axes.get_ylim()
     for share in (1.0, 0.1, 0.01):
         ends = [share * cost * 1e6 / x for x in (left, right)]
-        axes.plot((left, right), ends, "--", color="0.7", linewidth=0.8, zorder=0)
+        axes.plot((left, right), ends, "--", color=GREY, linewidth=0.8, zorder=0)
     axes.set(xlim=(left, right), ylim=(low, high))
     if right / left > 10:
         axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
     return saved(figure, path)
-
-
-def saved(figure: Any, path: str | Path | None) -> Any:
-    """The figure, written to `path` if there is one."""
-    if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-    return figure
