@@ -9,14 +9,10 @@ import numpy as np
 import optax
 
 import quell
-from quell import bases, coefficients, criteria
-from quell._features import Evidence
+from quell import bases, coefficients, contexts, criteria
+from quell.types import Evidence
 
 DIM, BATCH, NUM_DATA = 2, 2, 6
-
-
-def _cosine(draw, params, context):
-    return jnp.cos(draw)
 
 
 BASES = {
@@ -26,18 +22,33 @@ BASES = {
     "hermite_cross": lambda: bases.hermite(2, cross=True),
     "concatenate": lambda: bases.concatenate(bases.linear(), bases.hermite(2, cross=True)),
     "custom": lambda: bases.custom(
-        lambda e, params, y: e**3 * y[:2] * params["mean"], lambda params, y: jnp.zeros(2)
+        lambda e, params, y: e**3 * y["x"] * params["mean"], lambda params, y: jnp.zeros(2)
     ),
 }
+
+
+def paper_network(hidden, optimizer=None, *, network=None, targets=None):
+    """A recognition network as in the paper: raw contexts, Xavier's last layer, no gate."""
+    targets = coefficients.unit_scale(per_leaf=True, gated=False) if targets is None else targets
+    return coefficients.recognition_network(
+        hidden,
+        optimizer,
+        network=network,
+        context=contexts.raw(),
+        last_layer=jax.nn.initializers.glorot_uniform(),
+        targets=targets,
+    )
+
 
 COEFFICIENTS = {
     "context_free": lambda: coefficients.context_free(optax.adam(0.1)),
     "recognition_network": lambda: coefficients.recognition_network((4, 3), optax.adam(0.1)),
-    "recognition_network_every": lambda: coefficients.recognition_network((3,), every=2),
+    "recognition_network_paper": lambda: paper_network(
+        (3,), targets=coefficients.raw_targets(NUM_DATA)
+    ),
     "running_average": lambda: coefficients.running_average(0.9),
     "fixed": lambda: coefficients.fixed(0.7),
-    "least_squares": lambda: coefficients.least_squares(quell.contexts.standardised(), every=1),
-    "learned_trunk": lambda: coefficients.learned_trunk((3,), optax.adam(0.1), refresh=2, every=1),
+    "least_squares": lambda: coefficients.least_squares(contexts.standardised(), every=1),
 }
 
 CRITERIA = {
@@ -47,14 +58,15 @@ CRITERIA = {
 }
 
 
-def evidence_of(w, rows, shared=False):
+def evidence_of(w, gradients, shared=False, batch=None):
     """One batch, as the coefficients see it: basis `[B, D]` and gradients `[B, P]`."""
     return Evidence(
         w=w,
-        context=None,
-        total=rows.mean(0),
-        rows=rows,
-        leaves=(rows.shape[1],),
+        params=None,
+        batch=batch,
+        total=gradients.mean(0),
+        per_example=gradients,
+        leaves=(gradients.shape[1],),
         points=False,
         shared=shared,
         finite=jnp.array(True),
@@ -85,28 +97,18 @@ def take(data, index):
     return jax.tree.map(lambda leaf: leaf[index], data)
 
 
-def contexts(batch):
-    """What the coefficients see of an example: its inputs and its label, `[B, dim + 1]`."""
-    return jnp.concatenate([batch["x"], batch["y"][:, None]], axis=1)
-
-
-def control_for(key, objective, data, basis, model, criterion, **kwargs):
-    """A control variate with everything it could ask for."""
+def control_for(key, objective, params, data, basis, model, criterion, **kwargs):
+    """A control variate of the problem."""
     return quell.control_variate(
-        basis, model, criterion, noise=objective.noise, context=contexts(data), key=key, **kwargs
+        key, objective, params, data, model, basis=basis, criterion=criterion, **kwargs
     )
 
 
 def controlled_gradient(objective, control, params, state, noise, batch):
-    """Ĝ, G̃ and the next state, for a batch and its draws `[S, B, ...]`."""
-    gradient = objective.gradient(params, noise, batch)
-    extra = {}
-    if control.criterion.per_example:
-        extra["per_example"] = objective.per_example_gradients(
-            params, noise, batch, leaves=control.leaves
-        )
+    """Ĝ, G̃ and the next state, for a batch and its draws `[S, B, ...]`; any criterion is served."""
+    _, gradient, examples = objective.value_gradient_and_examples(params, noise, batch)
     corrected, state = control.update(
-        gradient, state, params, noise=noise, context=contexts(batch), **extra
+        gradient, state, params, noise=noise, batch=batch, per_example=examples
     )
     return gradient, corrected, state
 

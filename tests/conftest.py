@@ -12,12 +12,7 @@ settings.load_profile("default")
 
 # Long to compile: these of their rows stand for the others in the short run.
 _STAND_INS = {
-    "learned_trunk": (
-        "unbiased[linear-learned_trunk-partial_gradients]",
-        "dtypes_are",
-        "bad_shapes_are",
-    ),
-    "recognition_network_every": (
+    "recognition_network_paper": (
         "unbiased[linear-",
         "vmap_over_seeds",
         "one_trace_serves",

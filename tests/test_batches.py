@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from quell._batches import _epoch_and_offset, reshuffle, with_replacement
+from quell.training.batches import _epoch_and_offset, reshuffle, with_replacement
 
 pytestmark = pytest.mark.usefixtures("quick")
 

@@ -12,7 +12,6 @@ from conformance import (
     BATCH,
     COEFFICIENTS,
     DIM,
-    contexts,
     control_for,
     dtypes,
     problem,
@@ -21,8 +20,9 @@ from conformance import (
     trace_counting_step,
 )
 
-import quell
 from quell import bases, coefficients, criteria
+from quell.control_variate import apply_then_learn, started_control
+from quell.types import Basis, Coefficients
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -33,9 +33,11 @@ ROWS = [
 every_row = pytest.mark.parametrize(("basis", "model"), ROWS)
 
 
-def case(key, basis, model):
+def case(key, basis, model, dtype=float):
     objective, params, data = problem(key)
-    control = control_for(key, objective, data, basis(), model(), criteria.partial_gradients)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    parts = (basis(), model(), criteria.partial_gradients)
+    control = control_for(key, objective, params, data, *parts)
     batch = take(data, slice(0, BATCH))
     return objective, params, batch, control, objective.sample_noise(key, BATCH)
 
@@ -44,8 +46,8 @@ def case(key, basis, model):
 def test_bases_have_mean_zero(x64, key, name):
     objective, params, data = problem(key)
     eps, weights = nodes(objective.noise, 4)
-    one_context = contexts(data)[0]
-    w = jax.vmap(lambda e: BASES[name]().apply(objective.noise, e, params, one_context))(eps[:, 0])
+    example = take(data, 0)
+    w = jax.vmap(lambda e: BASES[name]().apply(objective.noise, e, params, example))(eps[:, 0])
     assert jnp.abs(expectation(w, weights)).max() < EXACT
     assert jnp.all(expectation(w**2, weights) > 1e-3)
 
@@ -65,8 +67,7 @@ def test_one_trace_serves_a_thousand_steps_and_a_restored_state(key, basis, mode
 
 
 def keeps_dtypes(key, basis, model, dtype):
-    objective, params, batch, control, noise = case(key, basis, model)
-    params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    objective, params, batch, control, noise = case(key, basis, model, dtype)
     step, _ = trace_counting_step(objective, control)
     state = control.init(params)
     gradient, after = jax.eval_shape(step, params, state, noise, batch)
@@ -85,9 +86,12 @@ def test_dtypes_are_those_of_the_parameters(key, basis, model):
 
 @every_row
 def test_vmap_over_seeds_changes_nothing(x64, key, basis, model):
-    objective, params, batch, control, noise = case(key, basis, model)
+    objective, params, data = problem(key)
+    batch, noise = take(data, slice(0, BATCH)), objective.sample_noise(key, BATCH)
+    parts = (model(), basis(), criteria.partial_gradients, None, apply_then_learn, False)
+    control = started_control(key, objective, params, data, *parts)
     step, _ = trace_counting_step(objective, control)
-    init = jax.jit(lambda key: control.init(params, key=key))
+    init = jax.jit(control.init)
     keys = jax.random.split(key, 2)
     steps = jax.jit(jax.vmap(step, in_axes=(None, 0, None, None)))
     together = jax.vmap(init)(keys)
@@ -103,12 +107,12 @@ def test_vmap_over_seeds_changes_nothing(x64, key, basis, model):
 def test_bad_shapes_are_refused_with_advice(key, basis, model):
     _, params, batch, control, noise = case(key, basis, model)
     state, gradient = control.init(params), params
-    rows = jax.tree.map(lambda leaf: jnp.zeros((BATCH, *leaf.shape)), params)
-    good = {"noise": noise, "context": contexts(batch), "per_example": rows}
+    examples = jax.tree.map(lambda leaf: jnp.zeros((BATCH, *leaf.shape)), params)
+    good = {"noise": noise, "batch": batch, "per_example": examples}
     wrong = {
         "noise": jnp.zeros((1, BATCH, DIM + 1)),
-        "context": jnp.zeros((BATCH + 1, DIM + 1)),
-        "per_example": jax.tree.map(lambda leaf: leaf[:, :1], rows),
+        "batch": jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:1]]), batch),
+        "per_example": jax.tree.map(lambda leaf: leaf[:, :1], examples),
     }
     for argument, value in wrong.items():
         with pytest.raises(ValueError, match=r"expected .*, got .*\. \w+"):
@@ -129,8 +133,8 @@ def test_the_tables_name_every_factory():
             n for n, f in made.items() if getattr(f, "__annotations__", {}).get("return") is kind
         }
 
-    assert factories(bases, quell.bases.Basis) - set(BASES) == {"none"}
-    assert factories(coefficients, coefficients.Coefficients) - set(COEFFICIENTS) == set()
+    assert factories(bases, Basis) - set(BASES) == {"no_basis"}
+    assert factories(coefficients, Coefficients) - set(COEFFICIENTS) == set()
 
 
 def test_float32_and_float64_agree(key):

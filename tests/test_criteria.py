@@ -28,7 +28,7 @@ def dense_variates(theta, h, w):
 def dense(name, theta, h, evidence, shared=False):
     """The criteria as the paper writes them, sums over the batch of gradients that carry N/|B|."""
     B = evidence.w.shape[0]
-    cw, g, G = dense_variates(theta, h, evidence.w) / B, evidence.rows / B, evidence.total
+    cw, g, G = dense_variates(theta, h, evidence.w) / B, evidence.per_example / B, evidence.total
     if name == "squared_difference":
         return ((G - cw.sum(0)) ** 2).sum()
     if shared:  # one draw for the batch: the cross terms between examples do not vanish

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import quell
-from quell import _leaves, bases, coefficients
-from quell._features import example_features, mean_features
+from quell import _tree, bases, coefficients
+from quell.criteria import example_features, mean_features
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -35,7 +35,7 @@ def filled(tree, seed=0, dtype=np.float32, lead=()):
 @given(trees, dtypes)
 def test_flattening_and_putting_back_is_the_identity(tree, dtype):
     params = filled(tree, dtype=dtype)
-    flat = _leaves.flattener(None, params)
+    flat = _tree.flattener(None, params)
     vector = flat.flatten(params)
     assert vector.shape == (flat.size,)
     back = flat.replace(jax.tree.map(np.zeros_like, params), vector)
@@ -47,9 +47,9 @@ def test_flattening_and_putting_back_is_the_identity(tree, dtype):
 @given(trees, seeds)
 def test_chosen_leaves_change_and_the_rest_do_not(tree, seed):
     params = filled(tree)
-    names = _leaves.paths(params)
+    names = _tree.paths(params)
     picks = set(np.random.default_rng(seed).choice(names, max(1, len(names) // 2), replace=False))
-    flat = _leaves.flattener(lambda path: path in picks, params)
+    flat = _tree.flattener(lambda path: path in picks, params)
     moved = flat.replace(params, flat.flatten(params) + 1)
     for name, old, new in zip(names, jax.tree.leaves(params), jax.tree.leaves(moved), strict=True):
         assert np.allclose(new - old, 1.0 if name in picks else 0.0, atol=1e-5)
@@ -83,10 +83,13 @@ def test_a_control_variate_keeps_structure_shapes_and_dtypes(
     """And its first correction, with a fixed coefficient, is the one worked out by hand."""
     params = filled(params, seed, dtype)
     noise = quell.normal(noise)
-    control = quell.control_variate(bases.linear(), coefficients.fixed(0.5), noise=noise)
+    objective, data = quell.Objective(lambda params, eps, y: y, noise, num_data=B), np.ones(B)
+    control = quell.control_variate(
+        jax.random.key(seed), objective, params, data, coefficients.fixed(0.5)
+    )
     draws = filled(noise.shape, seed, lead=(S, 1 if shared else B))
     state = control.init(params)
-    controlled, after = jax.jit(control.update)(params, state, params, noise=draws)
+    controlled, after = jax.jit(control.update)(params, state, params, noise=draws, batch=data)
     by_hand = 0.5 * draws.reshape(-1, noise.size).mean(0).sum()
     for old, new in zip(jax.tree.leaves(params), jax.tree.leaves(controlled), strict=True):
         assert (new.shape, new.dtype) == (old.shape, dtype)
