@@ -11,13 +11,17 @@ import pytest
 from test_measure import linear_loss
 
 import quell
-from quell import estimators as est
-from quell._compare import _compare, compare
-from quell._compare._training import Training, seconds_to_target, trained
-from quell._fit import fit
-from quell._measure import Estimate, Noisiness, Parts, followed_state, largest_prime, stepper
-from quell._objective import Objective
-from quell.estimators import Estimator
+from quell.diagnostics import ranking
+from quell.diagnostics.compare import compare
+from quell.diagnostics.recommend import candidates, recommend, recommendation
+from quell.diagnostics.statistics import Interval, Parts
+from quell.diagnostics.target import seconds_to_target
+from quell.diagnostics.timing import largest_prime, state_after_path, stepper
+from quell.diagnostics.variance import VarianceComponents
+from quell.estimators import antithetic, monte_carlo
+from quell.objective import Objective
+from quell.training.short import short_training
+from quell.types import Estimator, Started
 
 N = 12
 
@@ -39,19 +43,19 @@ def toy(key):
     return Objective(linear_loss, noise, N, regulariser), params, data
 
 
-def impossible(objective):
+def refuse(key, objective, params, data):
     raise ValueError("objective: expected a density, got none. Give it one.")
 
 
-def watching(objective):
-    """Plain, and remembers every parameter it was shown."""
-    plain = est.monte_carlo()(objective)
+def watch(key, objective, params, data):
+    """Plain, and remembers the last parameters it was shown and the number of steps."""
+    plain = monte_carlo().start(key, objective, params, data)
 
-    def estimate(key, params, batch, state):
-        gradient, value, _ = plain.estimate(key, params, batch, ())
-        return gradient, value, (params, state[1] + 1)
+    def estimate(key, objective, params, batch, state):
+        found = plain.estimate(key, objective, params, batch, ())
+        return found._replace(state=(params, state[1] + 1))
 
-    return Estimator(lambda key, params, batch: (params, jnp.zeros(())), estimate)
+    return Started(lambda key, params: (params, jnp.zeros(())), estimate)
 
 
 @pytest.mark.slow
@@ -60,10 +64,10 @@ def test_antithetic_kills_a_linear_dependence_and_the_impossible_is_listed(key, 
     found = compare(
         key,
         objective,
-        {"antithetic": est.antithetic(), "impossible": impossible},
         params,
         data,
-        baselines={"plain": est.monte_carlo()},
+        {"antithetic": antithetic(), "impossible": Estimator("impossible", refuse)},
+        baselines={"plain": monte_carlo()},
         batch_sizes=(3,),
         num_steps=5,
         seconds=2.0,
@@ -83,6 +87,7 @@ def test_antithetic_kills_a_linear_dependence_and_the_impossible_is_listed(key, 
     assert found.num_steps == 5
 
     assert "impossible: not available" in str(found)
+    assert repr(found).startswith("Comparison(2 rows, best: antithetic at batch size 3, ")
     found.save(tmp_path / "found.json")
     document = json.loads((tmp_path / "found.json").read_text())
     wanted = "name variance_total variance_draws variance_points seconds_per_step"
@@ -93,26 +98,25 @@ def test_antithetic_kills_a_linear_dependence_and_the_impossible_is_listed(key, 
     assert (tmp_path / "found.png").stat().st_size > 1000
 
 
-def candidate(total, *, bias_z=0.0, squared_bias=0.0):
-    """An estimator of which only the noise is known."""
-    number = Estimate(total, total, total)
+def noise(total, *, bias_z=0.0, squared_bias=0.0):
+    """Noise of which only the variance and the bias matter."""
+    number = Interval(total, total, total)
     parts = Parts(number, number, number, number, number)
-    found = Noisiness(parts, {}, number, 0.0, bias_z, squared_bias, 1)
-    return _compare._Candidate(None, (), found)  # pyright: ignore
+    return VarianceComponents(parts, {}, number, 0.0, bias_z, squared_bias, 1)
 
 
 def test_efficiency_is_the_ratio_of_variance_times_time():
-    candidates = {
-        ("plain", 10): candidate(8.0),
-        ("plain", 100): candidate(0.8),
-        ("pair", 10): candidate(2.0),
-        ("clever", 10): candidate(0.1),
-        ("perfect", 10): candidate(0.0),
-        ("biased", 10): candidate(0.1, bias_z=9.0, squared_bias=5.9),
-        ("hardly biased", 10): candidate(0.1, bias_z=1.0, squared_bias=5.9),
+    found = {
+        ("plain", 10): noise(8.0),
+        ("plain", 100): noise(0.8),
+        ("pair", 10): noise(2.0),
+        ("clever", 10): noise(0.1),
+        ("perfect", 10): noise(0.0),
+        ("biased", 10): noise(0.1, bias_z=9.0, squared_bias=5.9),
+        ("hardly biased", 10): noise(0.1, bias_z=1.0, squared_bias=5.9),
     }
     seconds = [1.0, 4.0, 2.0, 10.0, 10.0, 1.0, 100.0]
-    rows, best = _compare._rows(candidates, dict(zip(candidates, seconds)), {"plain", "pair"})
+    rows, best = ranking._rows(found, dict(zip(found, seconds)), {"plain", "pair"})
     assert best == ("plain", 100)
     versus = {(r.name, r.batch_size): (r.efficiency_vs_plain, r.efficiency_vs_best) for r in rows}
     assert versus["plain", 10] == pytest.approx((1.0, 0.4))
@@ -130,36 +134,39 @@ def test_efficiency_is_the_ratio_of_variance_times_time():
 @pytest.mark.slow
 def test_estimators_follow_the_recorded_run(key, toy):
     objective, params, data = toy
-    training = Training(optax.sgd(1e-3), num_steps=9, batch_size=4, driver=est.monte_carlo())
-    end, path = trained(key, objective, params, data, training)
+    sgd, W = optax.sgd(1e-3), largest_prime(9)
+    end, path = short_training(
+        key, objective, params, data, monte_carlo(), sgd, num_steps=9, batch_size=4, path=W
+    )
     seen = []
-    straight = fit(
-        objective, data, params=params, optimizer=training.optimizer, num_steps=9,
-        batch_size=4, key=key, callback=lambda step, p, _: seen.append(p), callback_every=1,
+    straight = quell.fit(
+        key, objective, params, data, sgd, num_steps=9, batch_size=4,
+        hooks=[quell.callback(lambda step, p, _: seen.append(p), every=1)],
     )  # fmt: skip
     jax.tree.map(np.testing.assert_allclose, end, straight.params)
-    assert path["slope"].shape == (largest_prime(9),) == (7,)
+    assert path["slope"].shape == (W,) == (7,)
     # The parameters before each of the last seven steps: after steps 2, …, 8.
     np.testing.assert_allclose(path["slope"], [p["slope"] for p in seen[1:8]], rtol=1e-6)
-    loop = stepper(watching(objective), params, data, 2)
-    state = watching(objective).init(key, params, data)
+    started = watch(key, objective, params, data)
+    loop = stepper(objective, params, data, started, 2)
     for seconds, expected in ((math.inf, 7), (1e-9, 1)):
-        last, steps = followed_state(key, loop, state, path, seconds=seconds)
+        state = started.init(key, params)
+        last, steps = state_after_path(key, loop, state, path, seconds=seconds)
         assert steps == expected
         jax.tree.map(np.testing.assert_allclose, last, jax.tree.map(lambda p: p[-1], path))
 
 
 def test_time_to_target_counts_the_steps_until_it_is_reached(key, toy):
     objective, params, data = toy
-    training = Training(optax.sgd(1e-3), num_steps=0, batch_size=N, driver=est.monte_carlo())
     values = [
         seconds_to_target(
             key,
             objective,
-            est.antithetic(),
             params,
             data,
-            training,
+            antithetic(),
+            optax.sgd(1e-3),
+            batch_size=N,
             target=target,
             seconds_per_step=2.0,
             num_steps=200,
@@ -174,6 +181,48 @@ def test_time_to_target_counts_the_steps_until_it_is_reached(key, toy):
 def test_bad_arguments_are_refused(key, toy):
     objective, params, data = toy
     with pytest.raises(ValueError, match="batch_sizes"):
-        compare(key, objective, {}, params, data, batch_sizes=())
+        compare(key, objective, params, data, {}, batch_sizes=())
     with pytest.raises(ValueError, match="plain"):
-        compare(key, objective, {}, params, data, baselines={})
+        compare(key, objective, params, data, {}, baselines={})
+    with pytest.raises(ValueError, match="Call the factory"):
+        compare(key, objective, params, data, {"pairs": antithetic})  # pyright: ignore
+
+
+def row(name, efficiency):
+    number = Interval(1.0, 1.0, 1.0)
+    return ranking.Row(name, 10, number, number, number, 0.0, 1.0, 1e-5, efficiency, efficiency)
+
+
+def test_plain_is_recommended_if_nothing_beats_it():
+    estimators = {"plain": monte_carlo(), "antithetic": antithetic()}
+    won = recommendation(estimators, [row("antithetic", 2.0), row("plain", 1.0)])
+    assert (won.name, won.estimator) == ("antithetic", estimators["antithetic"])
+    assert repr(won) == "Recommendation(antithetic at batch size 10, 2.00 × plain)"
+    lost = recommendation(estimators, [row("antithetic", 1.01), row("plain", 1.0)])
+    assert (lost.name, lost.estimator) == ("plain", estimators["plain"])
+
+
+def test_the_joint_control_variate_is_a_candidate_for_few_weights():
+    names = {"plain", "antithetic", "closed-form", "closed-form-points"}
+    for size, joint in ((2, {"joint"}), (50, set())):
+        family = quell.mean_field(size)
+        objective = quell.negative_elbo(lambda w, y: -((w - y) ** 2).sum(), family, num_data=9)
+        assert set(candidates(objective, family.init())) == names | joint
+
+
+@pytest.mark.slow
+def test_recommend_measures_and_says_why(key, quick, toy):
+    objective, params, data = toy
+    found = recommend(key, objective, params, data, batch_size=5, seconds=0.2, num_steps=40)
+    names = [candidate.name for candidate in found.candidates]
+    assert sorted(names) == ["antithetic", "closed-form", "closed-form-points", "plain"]
+    assert found.name in names
+    assert found.name in str(found)
+    assert found.to_json()["name"] == found.name
+    fitted = quell.fit(
+        key, objective, params, data, optax.sgd(1e-4), num_steps=3, batch_size=5,
+        estimator=found.estimator,
+    )  # fmt: skip
+    assert jax.tree.structure(fitted.params) == jax.tree.structure(params)
+    with pytest.raises(ValueError, match="batch_size"):
+        recommend(key, objective, params, data, batch_size=N + 1)

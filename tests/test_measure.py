@@ -9,18 +9,15 @@ import numpy as np
 import pytest
 
 import quell
-from quell._measure import (
-    Reference,
-    _reference,
-    _variance,
-    ceilings,
-    default_bases,
-    full_gradient,
-    measure,
-    noisiness,
-)
-from quell._objective import Objective
-from quell.estimators import Estimator, monte_carlo
+from quell.diagnostics import reference, variance
+from quell.diagnostics.ceilings import ceilings, default_bases
+from quell.diagnostics.measure import measure
+from quell.diagnostics.reference import Reference, full_gradient
+from quell.diagnostics.variance import variance_components
+from quell.estimators import monte_carlo
+from quell.noise import laplace
+from quell.objective import Objective
+from quell.types import Estimator, Started
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -62,14 +59,15 @@ def assert_matches(estimate, truth, scale):
     assert abs(estimate.value - truth) < 4 * estimate.standard_error + 1e-5 * scale
 
 
-def noise_of(key, objective, estimator, params, data, batch_size=B, state=(), seconds=0.3):
+def noise_of(key, objective, params, data, estimator, batch_size=B, state=(), seconds=0.3):
     """The part of a measurement that most tests are about, against the exact gradient."""
     exact = np.array([0.0, 0.0, N * float(data["a"].mean())])
-    return noisiness(
+    return variance_components(
         key,
-        estimator(objective),
+        objective,
         params,
         data,
+        estimator.start(key, objective, params, data),
         batch_size=batch_size,
         state=state,
         reference=Reference(exact, np.zeros(3), 1000),
@@ -77,31 +75,32 @@ def noise_of(key, objective, estimator, params, data, batch_size=B, state=(), se
     )
 
 
-def biased(objective):
-    """Plain, with a tenth too much of one leaf."""
-    plain = monte_carlo()(objective)
+def changed(init, gradient, next_state):
+    """Plain, with the gradient of one leaf changed."""
 
-    def estimate(key, params, batch, state):
-        gradient, value, state = plain.estimate(key, params, batch, state)
-        return {**gradient, "slope": gradient["slope"] * 1.1}, value, state
+    def start(key, objective, params, data):
+        plain = monte_carlo().start(key, objective, params, data)
 
-    return Estimator(plain.init, estimate)
+        def estimate(key, objective, params, batch, state):
+            found = plain.estimate(key, objective, params, batch, ())
+            moved = {**found.gradient, "slope": gradient(found.gradient["slope"], state)}
+            return found._replace(gradient=moved, state=next_state(state))
+
+        return Started(lambda key, params: init, estimate)
+
+    return Estimator("changed", start)
 
 
-def counting(objective):
-    """Plain, plus fifty times the number of steps taken."""
-    plain = monte_carlo()(objective)
-
-    def estimate(key, params, batch, steps):
-        gradient, value, _ = plain.estimate(key, params, batch, ())
-        return {**gradient, "slope": gradient["slope"] + 50.0 * steps}, value, steps + 1
-
-    return Estimator(lambda key, params, batch: jnp.zeros(()), estimate)
+# A tenth too much; and fifty times the number of steps taken.
+BIASED = changed((), lambda slope, state: slope * 1.1, lambda state: state)
+COUNTING = changed(
+    jnp.zeros(()), lambda slope, steps: slope + 50.0 * steps, lambda steps: steps + 1
+)
 
 
 def test_parts_match_the_analytic_decomposition(key, toy):
     objective, params, data = toy
-    found = noise_of(key, objective, monte_carlo(), params, data)
+    found = noise_of(key, objective, params, data, monte_carlo())
     truth = analytic(data)
     for leaf, (points, draws, interaction) in truth.items():
         parts, total = found.leaves[leaf], points + draws + interaction
@@ -119,7 +118,7 @@ def test_parts_match_the_analytic_decomposition(key, toy):
 @pytest.mark.slow
 def test_parts_add_up_to_the_variance_of_independent_gradients(key, toy):
     objective, params, data = toy
-    found = noise_of(key, objective, monte_carlo(2), params, data).parts
+    found = noise_of(key, objective, params, data, monte_carlo(2)).parts
     assert sum(part.value for part in found[1:4]) == pytest.approx(found.total.value, rel=1e-9)
 
     @jax.vmap
@@ -127,7 +126,7 @@ def test_parts_add_up_to_the_variance_of_independent_gradients(key, toy):
         row_key, noise_key = jax.random.split(key)
         rows = jax.random.choice(row_key, N, (B,), replace=False)
         batch = jax.tree.map(lambda y: y[rows], data)
-        noise = objective.sample_noise(noise_key, B, samples=2)
+        noise = objective.sample_noise(noise_key, B, draws=2)
         return jnp.hstack(jax.tree.leaves(objective.gradient(params, noise, batch)))
 
     direct = np.asarray(gradient(jax.random.split(key, 20_000)), float).var(0, ddof=1).sum()
@@ -136,7 +135,7 @@ def test_parts_add_up_to_the_variance_of_independent_gradients(key, toy):
 
 def test_a_shared_draw_is_all_main_effect_and_interaction(key, toy):
     objective, params, data = toy
-    found = noise_of(key, objective, monte_carlo(shared=True), params, data).leaves["slope"]
+    found = noise_of(key, objective, params, data, monte_carlo(shared=True)).leaves["slope"]
     b = np.asarray(data["b"], float)
     # One ε for the batch: its main effect no longer averages out over the examples.
     draws = (N * b.mean()) ** 2
@@ -148,7 +147,7 @@ def test_a_shared_draw_is_all_main_effect_and_interaction(key, toy):
 @pytest.mark.slow
 def test_the_whole_data_as_batch_has_no_noise_from_points(key, toy):
     objective, params, data = toy
-    found = noise_of(key, objective, monte_carlo(), params, data, batch_size=N).parts
+    found = noise_of(key, objective, params, data, monte_carlo(), batch_size=N).parts
     assert abs(found.points.value) < 4 * found.points.standard_error
     assert found.points.standard_error < 0.05 * found.total.value
 
@@ -156,13 +155,13 @@ def test_the_whole_data_as_batch_has_no_noise_from_points(key, toy):
 def test_variance_of_the_norm_equals_the_variance_when_the_sign_is_fixed(key, toy):
     objective, params, data = toy
     data = {**data, "a": data["a"] + 100.0, "c": jnp.zeros_like(data["c"])}
-    found = noise_of(key, objective, monte_carlo(), params, data)
+    found = noise_of(key, objective, params, data, monte_carlo())
     assert found.norm_variance.value == pytest.approx(found.parts.total.value, rel=1e-3)
 
 
 def test_the_full_gradient_is_exact_up_to_its_standard_error(key, toy, monkeypatch):
     objective, params, data = toy
-    monkeypatch.setattr(_reference, "_CHUNK_NUMBERS", 15)  # 12 points as 5, 5 and 2
+    monkeypatch.setattr(reference, "_CHUNK_NUMBERS", 15)  # 12 points as 5, 5 and 2
     regularised = objective._replace(regulariser=lambda p: 3.0 * p["slope"])
     found = full_gradient(key, regularised, params, data, seconds=0.2)
     exact = np.array([0.0, 0.0, N * float(data["a"].mean()) + 3.0])
@@ -175,14 +174,14 @@ def test_the_full_gradient_is_exact_up_to_its_standard_error(key, toy, monkeypat
 
 def test_a_small_bias_is_flagged(key, toy):
     objective, params, data = toy
-    found = noise_of(key, objective, biased, params, data)
+    found = noise_of(key, objective, params, data, BIASED)
     assert found.bias_z > 4
     assert found.squared_bias == pytest.approx((0.1 * N * float(data["a"].mean())) ** 2, rel=0.3)
 
 
 def test_the_state_is_frozen(key, toy):
     objective, params, data = toy
-    found = noise_of(key, objective, counting, params, data, state=jnp.full((), 7.0))
+    found = noise_of(key, objective, params, data, COUNTING, state=jnp.full((), 7.0))
     truth = sum(sum(parts) for parts in analytic(data).values())
     assert_matches(found.parts.total, truth, truth)
     signal = N * float(data["a"].mean()) + 350.0
@@ -206,7 +205,7 @@ def test_ceilings_are_those_of_the_noise_expansion(key):
 
 
 def test_a_basis_that_does_not_fit_is_not_available(key):
-    objective = Objective(lambda p, e, y: p * e[0] * y["y"], quell.laplace(1), 4)
+    objective = Objective(lambda p, e, y: p * e[0] * y["y"], laplace(1), 4)
     bases = {"hermite": quell.bases.hermite(2), "linear": quell.bases.linear()}
     data = {"y": jnp.ones(4)}
     found = ceilings(key, objective, jnp.ones(()), data, bases=bases, seconds=0.05)
@@ -216,11 +215,11 @@ def test_a_basis_that_does_not_fit_is_not_available(key):
 
 def test_a_gradient_without_noise_is_no_trouble(key):
     objective = Objective(lambda p, e, y: p**2 * y["y"], quell.normal(1), 4)
-    found = noisiness(
+    problem = (objective, jnp.ones(()), {"y": jnp.ones(4)})
+    found = variance_components(
         key,
-        monte_carlo()(objective),
-        jnp.ones(()),
-        {"y": jnp.ones(4)},
+        *problem,
+        monte_carlo().start(key, *problem),
         batch_size=2,
         state=(),
         reference=Reference(np.array([8.0]), np.zeros(1), 3),
@@ -233,15 +232,15 @@ def test_a_gradient_without_noise_is_no_trouble(key):
 def test_the_budget_ends_the_measurement(key, toy, monkeypatch):
     objective, params, data = toy
     clock = itertools.count()
-    monkeypatch.setattr(_variance.time, "monotonic", lambda: float(next(clock)))
-    hasty = noise_of(key, objective, monte_carlo(), params, data, seconds=1.0)
-    assert hasty.evaluations == 16 * _variance._LEAST
+    monkeypatch.setattr(variance.time, "monotonic", lambda: float(next(clock)))
+    hasty = noise_of(key, objective, params, data, monte_carlo(), seconds=1.0)
+    assert hasty.evaluations == 16 * variance._LEAST
 
 
 @pytest.mark.slow
 def test_a_measurement_prints_plots_and_saves(key, toy, tmp_path):
     objective, params, data = toy
-    found = measure(key, objective, counting, params, data, batch_size=B, warm_up=7, seconds=0.5)
+    found = measure(key, objective, params, data, COUNTING, batch_size=B, warm_up=7, seconds=0.5)
     # The default state has learned for seven steps, and was then frozen.
     truth = sum(sum(parts) for parts in analytic(data).values())
     assert_matches(found.parts.total, truth, truth)
@@ -253,6 +252,8 @@ def test_a_measurement_prints_plots_and_saves(key, toy, tmp_path):
     text = str(found)
     for word in ("points", "draws", "interaction", "slope", "z-score", "time per step", "linear"):
         assert word in text
+    assert repr(found).startswith("Measurement(total=")
+    assert "\n" not in repr(found)
     found.save(tmp_path / "found.json")
     loaded = json.loads((tmp_path / "found.json").read_text())
     assert loaded["parts"]["total"]["value"] == found.parts.total.value
@@ -266,8 +267,8 @@ def test_a_measurement_prints_plots_and_saves(key, toy, tmp_path):
 
 def test_more_draws_divide_the_draws_and_leave_the_points(key, toy):
     objective, params, data = toy
-    one = noise_of(key, objective, monte_carlo(1), params, data)
-    four = noise_of(key, objective, monte_carlo(4), params, data)
+    one = noise_of(key, objective, params, data, monte_carlo(1))
+    four = noise_of(key, objective, params, data, monte_carlo(4))
     draws = four.parts.draws_given_points.value / one.parts.draws_given_points.value
     assert draws == pytest.approx(0.25, abs=0.03)
     assert four.parts.points.value == pytest.approx(one.parts.points.value, rel=0.1)
@@ -275,10 +276,16 @@ def test_more_draws_divide_the_draws_and_leave_the_points(key, toy):
 
 def test_bad_arguments_are_refused(key, toy):
     objective, params, data = toy
-    arguments = (key, objective, monte_carlo(), params, data)
+    arguments = (key, objective, params, data, monte_carlo())
     with pytest.raises(ValueError, match="batch_size"):
         measure(*arguments, batch_size=N + 1)
     with pytest.raises(ValueError, match="seconds"):
         measure(*arguments, batch_size=B, seconds=0.0)
     with pytest.raises(ValueError, match="num_data"):
         measure(key, objective._replace(num_data=5), *arguments[2:], batch_size=B)
+    with pytest.raises(ValueError, match="order of arguments"):
+        measure(key, params, objective, data, monte_carlo(), batch_size=B)
+    with pytest.raises(ValueError, match="Call the factory"):
+        measure(*arguments[:-1], monte_carlo, batch_size=B)  # pyright: ignore
+    with pytest.raises(ValueError, match="state: expected a state of this estimator"):
+        measure(*arguments, batch_size=B, state=jnp.zeros(3))

@@ -3,20 +3,26 @@
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import quell
-from quell import estimators
+from quell.training.monitors import variance_ratio
 
 
 def test_the_variance_ratio_of_four_draws_is_a_quarter(key):
     """All points are alike, so that only the draws make noise."""
     objective = quell.Objective(lambda p, e, y: ((p + e) ** 2).sum(), quell.normal(2), 20)
-    data, four = {"y": jnp.zeros((20, 1))}, estimators.monte_carlo(4)
-    watched = quell.variance_ratio(objective, four, data, batch_size=5, samples=400)
-    history = quell.fit(
-        objective, data, params=jnp.ones(2), optimizer=optax.sgd(1e-4), num_steps=11, batch_size=5,
-        key=key, estimator=four, monitors={"ratio": watched}, monitor_every=10,
-    ).history  # fmt: skip
-    seen = history.monitors["ratio"]
+    data = {"y": jnp.zeros((20, 1))}
+    ratio = variance_ratio(objective, data, batch_size=5, gradients=400)
+    seen = quell.fit(
+        key, objective, jnp.ones(2), data, optax.sgd(1e-4), num_steps=11, batch_size=5,
+        estimator=quell.monte_carlo(4), hooks=[quell.monitor(ratio=ratio, every=10)],
+    ).history["ratio"]  # fmt: skip
     np.testing.assert_allclose(seen[[0, 10]], 0.25, rtol=0.35)
     assert np.isnan(np.delete(seen, [0, 10])).all()
+
+
+def test_only_draws_are_compared_with():
+    objective = quell.Objective(lambda p, e, y: p * e.sum() * y, quell.normal(2), 4)
+    with pytest.raises(ValueError, match="against: expected draws alone"):
+        variance_ratio(objective, jnp.ones(4), batch_size=2, against=quell.closed_form())

@@ -1,4 +1,4 @@
-"""What an ideal control variate of each basis could reach at best."""
+"""The best that an ideal control variate of each basis could reach."""
 
 import time
 from collections.abc import Mapping
@@ -8,21 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
-from quell import _leaves
-from quell._measure._statistics import Estimate, ratio_estimate
-from quell._objective import Objective
+from quell import _tree
 from quell.bases import Basis, hermite, linear, polynomial
-from quell.contexts import as_matrix
+from quell.diagnostics.statistics import Interval, ratio_interval
 from quell.noise import Noise
+from quell.objective import Objective
 
 _CROSS = 40  # the most components of the noise whose products are worth regressing on
-_NUMBERS = 2**24  # how many numbers the gradients of one point's draws may hold
+_NUMBERS = 2**24  # the most numbers that the gradients of one point's draws may hold
 _LEAST = 3  # points that give an interval
 _MOST = 2000  # points that are enough for any purpose
 
 
 def default_bases(noise: Noise) -> dict[str, Basis]:
-    """The bases worth a look: linear, quadratic, and cross terms while these are not too many."""
+    """The usual bases: linear, quadratic, and cross terms if these are not too many."""
     bases = {"linear": linear(), "quadratic": polynomial(2)}
     if noise.name == "normal" and noise.size <= _CROSS:
         bases["quadratic with cross terms"] = hermite(2, cross=True)
@@ -37,11 +36,11 @@ def ceilings(
     *,
     bases: Mapping[str, Basis],
     seconds: float,
-) -> dict[str, Estimate | str]:
-    """The share of the draws' variance that the best coefficients of each basis leave.
+) -> dict[str, Interval | str]:
+    """The share of the draws' variance that remains under the best coefficients of each basis.
 
     Each sampled point gets least squares of its own: its gradients at K draws are regressed on the
-    basis, with an intercept, and the mean squared residual is set against the variance. Residuals
+    basis, with an intercept, and the mean squared residual is divided by the variance. Residuals
     are corrected for the degrees of freedom one by one, since the noise that a basis leaves is
     seldom the same for every draw: r_k² / (1 − H_kk), H the hat matrix. No coefficients, whatever
     context they see, leave less on average.
@@ -52,22 +51,24 @@ def ceilings(
       params: θ.
       data: leaves `[N, ...]`.
       bases: the bases, by name.
-      seconds: how long it may take, after compilation, for all bases together.
+      seconds: the time to take, after compilation, for all bases together.
 
     Returns:
-      For each basis the share with an interval over points, or why there is none.
+      For each basis the share with an interval over points, or the reason why there is none.
     """
-    flat = _leaves.flattener(None, params)
+    flat = _tree.flattener(None, params)
+    most = _NUMBERS // flat.size
     sizes, results = {}, {}
     for name, basis in bases.items():
         try:
-            sizes[name] = _size(objective, params, data, basis)
+            D = _size(objective, params, data, basis)
         except ValueError as error:
             results[name] = f"not available: {error}"
-    most = _NUMBERS // flat.size
-    for name in [name for name, D in sizes.items() if most < 2 * (D + 1)]:
-        D = sizes.pop(name)
-        results[name] = f"not available: {D} functions of the noise are too many for least squares"
+            continue
+        if most < 2 * (D + 1):
+            results[name] = f"not available: {D} functions of the noise are too many"
+        else:
+            sizes[name] = D
     if sizes:
         draws = min(most, max(128, 8 * (max(sizes.values()) + 1)))
         chosen = {name: bases[name] for name in sizes}
@@ -75,12 +76,12 @@ def ceilings(
     return {name: results[name] for name in bases}
 
 
-def _regressed(key, objective, params, data, flat, bases, draws, seconds) -> dict[str, Estimate]:
+def _regressed(key, objective, params, data, flat, bases, draws, seconds) -> dict[str, Interval]:
     noise, N = objective.noise, objective.num_data
 
     @jax.jit
     def one_point(key, params, data):
-        """Residual mean squares of each basis and, first, the variance: `[1 + bases]`."""
+        """The variance and the residual mean squares of each basis: `[1 + bases]`."""
         point_key, noise_key = jax.random.split(key)
         n = jax.random.randint(point_key, (), 0, N)
         example = jax.tree.map(lambda y: y[n], data)
@@ -88,16 +89,14 @@ def _regressed(key, objective, params, data, flat, bases, draws, seconds) -> dic
         gradients = jax.vmap(jax.grad(objective.loss), (None, 0, None))(params, eps, example)
         g = flat.flatten(gradients, lead=1)
         g = g - g.mean(0)
-        squares = (g**2).sum()
-        context = as_matrix(jax.tree.map(lambda y: y[None], example))[0]
-        rows = [squares / (draws - 1)]
+        squares = [(g**2).sum() / (draws - 1)]
         for basis in bases.values():
-            w = jax.vmap(basis.apply, (None, 0, None, None))(noise, eps, params, context)
+            w = jax.vmap(basis.apply, (None, 0, None, None))(noise, eps, params, example)
             q = jnp.linalg.qr(w - w.mean(0))[0]
             residual = g - q @ (q.T @ g)
-            freedom = 1 - 1 / draws - (q**2).sum(1)  # what the fit left each draw, `[K]`
-            rows.append(((residual**2).sum(1) / freedom).mean())
-        return jnp.stack(rows)
+            freedom = 1 - 1 / draws - (q**2).sum(1)  # 1 − H_kk of each draw, `[K]`
+            squares.append(((residual**2).sum(1) / freedom).mean())
+        return jnp.stack(squares)
 
     jax.block_until_ready(one_point(key, params, data))
     began, table = time.monotonic(), []
@@ -105,15 +104,15 @@ def _regressed(key, objective, params, data, flat, bases, draws, seconds) -> dic
         table.append(np.asarray(one_point(jax.random.fold_in(key, len(table)), params, data)))
     variance, *residuals = np.asarray(table, np.float64).T
     if not variance.any():
-        return {name: Estimate(0.0, 0.0, 0.0) for name in bases}
-    return {name: ratio_estimate(r, variance) for name, r in zip(bases, residuals)}
+        return {name: Interval(0.0, 0.0, 0.0) for name in bases}
+    return {name: ratio_interval(r, variance) for name, r in zip(bases, residuals)}
 
 
 def _size(objective: Objective, params, data, basis: Basis) -> int:
     """D, from tracing the basis alone."""
 
     def apply(key, params, data):
-        context = as_matrix(jax.tree.map(lambda y: y[:1], data))[0]
-        return basis.apply(objective.noise, objective.noise.sample(key, ()), params, context)
+        example = jax.tree.map(lambda y: y[0], data)
+        return basis.apply(objective.noise, objective.noise.sample(key, ()), params, example)
 
     return jax.eval_shape(apply, jax.random.key(0), params, data).shape[0]

@@ -9,11 +9,12 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Key, PyTree
 
-from quell import _leaves
-from quell._objective import Objective, batch_size
+from quell import _tree
+from quell._tree import batch_size, number_of_parameters
+from quell.objective import Objective
 
 _PASSES = 1000  # the most passes; their mean is precise enough for any estimator
-_CHUNK_NUMBERS = 2**22  # how many numbers a chunk of rows may hold at once
+_CHUNK_NUMBERS = 2**22  # the most numbers that a chunk of rows may hold at once
 
 
 class Reference(NamedTuple):
@@ -22,7 +23,7 @@ class Reference(NamedTuple):
     Attributes:
       mean: the mean over passes, `[P]`.
       standard_error: of each entry of the mean, `[P]`.
-      passes: how many passes over the data it is the mean of.
+      passes: the number of passes over the data.
     """
 
     mean: Float[np.ndarray, " P"]
@@ -47,9 +48,9 @@ def full_gradient(
       objective: L.
       params: θ.
       data: leaves `[N, ...]`.
-      seconds: how long it may take, after compilation; at least three passes are made.
+      seconds: the time to take, after compilation; at least three passes are made.
     """
-    flat = _leaves.flattener(None, params)
+    flat = _tree.flattener(None, params)
     one_pass = jax.jit(lambda key, params, data: flat.flatten(_pass(key, objective, params, data)))
     first = np.asarray(one_pass(jax.random.fold_in(key, 0), params, data), float)
     # Sums of differences from the first pass, which keeps their digits.
@@ -66,8 +67,7 @@ def full_gradient(
 def _pass(key, objective: Objective, params, data) -> PyTree[Array]:
     """The gradient from all points, one draw each, chunk by chunk so that memory stays bounded."""
     N = batch_size(data)
-    size = sum(int(jnp.size(leaf)) for leaf in jax.tree.leaves(params))
-    rows = max(1, min(N, _CHUNK_NUMBERS // max(1, size)))
+    rows = max(1, min(N, _CHUNK_NUMBERS // max(1, number_of_parameters(params))))
     noisy = objective._replace(regulariser=None)
 
     def add(total, key, chunk):

@@ -1,4 +1,4 @@
-"""Estimates with their intervals, and the decomposition of a variance into parts."""
+"""Numbers with their intervals, and the parts of a variance."""
 
 import math
 from typing import NamedTuple
@@ -10,11 +10,11 @@ from scipy import special
 CONFIDENCE = 0.95
 
 
-class Estimate(NamedTuple):
+class Interval(NamedTuple):
     """A number with its 95 % confidence interval.
 
     Attributes:
-      value: the estimate.
+      value: the number.
       low, high: the ends of the interval.
     """
 
@@ -32,57 +32,57 @@ class Estimate(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The trace of a covariance, split by what causes it; see `quell.measure`.
+    """The trace of a covariance, split by cause; see `quell.measure`.
 
     Attributes:
       total: points + draws + interaction.
-      points: what remains when the draws are averaged out.
-      draws: what remains when the points are averaged out.
+      points: the variance that remains if the draws are averaged out.
+      draws: the variance that remains if the points are averaged out.
       interaction: the effect of draws that differs from batch to batch.
-      draws_given_points: draws + interaction, the variance that is left once the batch is known.
+      draws_given_points: draws + interaction, the variance that remains once the batch is known.
     """
 
-    total: Estimate
-    points: Estimate
-    draws: Estimate
-    interaction: Estimate
-    draws_given_points: Estimate
+    total: Interval
+    points: Interval
+    draws: Interval
+    interaction: Interval
+    draws_given_points: Interval
 
 
-def mean_estimate(values: Float[np.ndarray, " R"]) -> Estimate:
+def mean_interval(values: Float[np.ndarray, " R"]) -> Interval:
     """The mean of independent replicates, with Student's interval."""
     R = len(values)
-    mean = float(np.mean(values))
-    half = float(
-        special.stdtrit(R - 1, 0.5 + CONFIDENCE / 2) * np.std(values, ddof=1) / math.sqrt(R)
-    )
-    return Estimate(mean, mean - half, mean + half)
+    quantile = float(special.stdtrit(R - 1, 0.5 + CONFIDENCE / 2))
+    return _around(float(np.mean(values)), quantile * np.std(values, ddof=1) / math.sqrt(R))
 
 
-def parts_estimate(replicates: Float[np.ndarray, "R 3"]) -> Parts:
+def parts_from(replicates: Float[np.ndarray, "R 3"]) -> Parts:
     """Parts from replicates of (points, draws, interaction)."""
     points, draws, interaction = replicates.T
     return Parts(
-        total=mean_estimate(points + draws + interaction),
-        points=mean_estimate(points),
-        draws=mean_estimate(draws),
-        interaction=mean_estimate(interaction),
-        draws_given_points=mean_estimate(draws + interaction),
+        total=mean_interval(points + draws + interaction),
+        points=mean_interval(points),
+        draws=mean_interval(draws),
+        interaction=mean_interval(interaction),
+        draws_given_points=mean_interval(draws + interaction),
     )
 
 
-def ratio_estimate(top: Float[np.ndarray, " R"], bottom: Float[np.ndarray, " R"]) -> Estimate:
+def ratio_interval(top: Float[np.ndarray, " R"], bottom: Float[np.ndarray, " R"]) -> Interval:
     """Σ top / Σ bottom over independent pairs, with the delta method's interval."""
     ratio = float(np.sum(top) / np.sum(bottom))
-    spread = mean_estimate((top - ratio * bottom) / np.mean(bottom))
-    half = spread.high - spread.value
-    return Estimate(ratio, ratio - half, ratio + half)
+    spread = mean_interval((top - ratio * bottom) / np.mean(bottom))
+    return _around(ratio, spread.high - spread.value)
 
 
-def quotient(top: Estimate, bottom: Estimate) -> Estimate:
-    """top / bottom for two independent estimates, with the delta method's interval."""
+def quotient(top: Interval, bottom: Interval) -> Interval:
+    """top / bottom for two independent numbers, with the delta method's interval."""
     if bottom.value <= 0:
-        return Estimate(math.nan, math.nan, math.nan)
+        return Interval(math.nan, math.nan, math.nan)
     ratio = top.value / bottom.value
     half = math.hypot(top.high - top.value, ratio * (bottom.high - bottom.value)) / bottom.value
-    return Estimate(ratio, ratio - half, ratio + half)
+    return _around(ratio, half)
+
+
+def _around(value: float, half: float) -> Interval:
+    return Interval(value, float(value - half), float(value + half))

@@ -1,8 +1,9 @@
-"""What a step costs: compiled loops, timed in turn, and the memory of one estimate."""
+"""The cost of a step: compiled loops, timed in turns, and the memory of one estimate."""
 
 import math
 import time
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -10,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Int32, Key, PyTree
 
-from quell._measure._streams import consecutive_batches
-from quell._objective import batch_size as rows_of
-from quell.estimators import Estimator
+from quell._tree import batch_size as rows_of
+from quell._tree import number_of_parameters, strongly_typed
+from quell.estimators._types import Batch, Started, batch_of
+from quell.objective import Objective
+from quell.training.batches import reshuffle
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -22,8 +25,9 @@ _LENGTH_ROWS = 2**16  # the most indices computed at once
 _PATH_NUMBERS = 2**22  # the most numbers in a path of parameters
 _TURN = 0.05  # seconds of one turn of one loop
 _TURNS = 100  # the most turns
-_STRETCH = 64, 4096  # steps, at least and at most, among which rare work is shared out
-_STRETCHES = 8  # how many of them, where there is time for longer ones
+_LEAST = 3  # the fewest turns
+_STRETCH = 64, 4096  # steps, at least and at most, over which rare work is averaged
+_STRETCHES = 8  # the number of stretches, if there is time for longer ones
 
 
 class Stepper(NamedTuple):
@@ -33,7 +37,7 @@ class Stepper(NamedTuple):
       prepare: `prepare(key)` chooses the batches and keys of the next `length` steps.
       advance: `advance(prepared, state, steps, path)` gives the state after at most `length`
         steps, once they are done. The parameters of each step are in `path`, leaves
-        `[length, ...]`; where there is none they stand still.
+        `[length, ...]`; without a path they stand still.
       length: the most steps of one call.
     """
 
@@ -43,26 +47,26 @@ class Stepper(NamedTuple):
 
 
 def stepper(
-    estimator: Estimator,
+    objective: Objective,
     params: PyTree[Array],
     data: PyTree[Array],
+    started: Started,
     batch_size: int,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Stepper:
     """The loop of an estimator: gather a batch, estimate, update the state, add up the gradients.
 
-    With an optimiser, which is then part of what a step costs, its updates are added up instead.
-    Parameters that stand still are read anew in every step, as if they moved: nothing that depends
-    on them can be computed once and for all.
+    With an optimiser, which is then part of the cost of a step, its updates are added up instead.
+    Parameters that stand still are read anew in every step, as if they moved: otherwise a compiler
+    may compute once and for all whatever depends on them alone.
     """
     optimizer = optax.identity() if optimizer is None else optimizer
-    N = rows_of(data)
-    size = sum(int(jnp.size(leaf)) for leaf in jax.tree.leaves(params))
-    length = max(1, min(1000, _LENGTH_ROWS // batch_size, _PATH_NUMBERS // size))
-    still = jax.tree.map(lambda p: jnp.repeat(p[None], length, axis=0), params)
+    most = _LENGTH_ROWS // batch_size, _PATH_NUMBERS // number_of_parameters(params)
+    length = max(1, min(1000, *most))
+    still = jax.tree.map(lambda p: jnp.repeat(jnp.asarray(p)[None], length, axis=0), params)
 
     def prepare(key):
-        return consecutive_batches(key, length, N, batch_size)
+        return _consecutive_batches(key, length, objective.num_data, batch_size)
 
     @jax.jit
     def loop(prepared, path, data, state, steps):
@@ -70,23 +74,33 @@ def stepper(
 
         def body(i, carried):
             total, optimizer_state, state = carried
-            batch = jax.tree.map(lambda y: y.at[indices[i]].get(mode="promise_in_bounds"), data)
-            params = jax.tree.map(lambda p: p[i], path)
-            gradient, _, state = estimator.estimate(keys[i], params, batch, state)
-            updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
-            return jax.tree.map(jnp.add, total, updates), optimizer_state, state
+            params, batch = jax.tree.map(lambda p: p[i], path), batch_of(data, indices[i])
+            estimate = started.estimate(keys[i], objective, params, batch, state)
+            updates, optimizer_state = optimizer.update(estimate.gradient, optimizer_state, params)
+            return jax.tree.map(jnp.add, total, updates), optimizer_state, estimate.state
 
         total = jax.tree.map(lambda p: jnp.zeros_like(p[0]), path)
         return lax.fori_loop(0, steps, body, (total, optimizer.init(total), state))
 
     def advance(prepared, state, steps, path=still):
-        carried = loop(prepared, path, data, jax.tree.map(_strong, state), steps)
+        carried = loop(prepared, path, data, strongly_typed(state), steps)
         return jax.block_until_ready(carried)[-1]  # the gradients too: all of the work is done
 
     return Stepper(prepare, advance, length)
 
 
-def followed_state(
+# Compiled at the level of the module, once for all estimators of one batch size.
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _consecutive_batches(
+    key: Key[Array, ""], steps: int, num_data: int, batch_size: int
+) -> tuple[Int32[Array, "steps B"], Key[Array, " steps"]]:
+    """The batches of some steps of training, and a key for each step."""
+    batch_key, noise_key = jax.random.split(key)
+    indices = reshuffle(batch_key, 0, steps, num_data, batch_size)
+    return indices, jax.random.split(noise_key, steps)
+
+
+def state_after_path(
     key: Key[Array, ""],
     loop: Stepper,
     state: PyTree[Array],
@@ -96,14 +110,15 @@ def followed_state(
 ) -> PyTree[Array]:
     """The state after following parameters along a path, leaves `[T, ...]`, to its end.
 
-    Where all of it would take longer than `seconds`, it joins later: at the first step, counted
-    from the end, for which there is time, and which leaves a prime number of steps.
+    If the whole path would take longer than `seconds`, the state joins later: at the first step,
+    counted from the end, for which there is time, and which leaves a prime number of steps.
     """
     if not _has_state(state):
         return state
     T = rows_of(path)
     if math.isfinite(seconds):
-        T = largest_prime(min(T, int(seconds / _one_step(key, loop, state))))
+        steps, taken = _calibrated(key, loop, state, _TURN)
+        T = largest_prime(min(T, int(seconds * steps / taken)))
     path = jax.tree.map(lambda p: p[-T:], path)
     for start in range(0, T, loop.length):
         rows = np.minimum(start + np.arange(loop.length), T - 1)
@@ -116,7 +131,7 @@ def followed_state(
 def largest_prime(most: int) -> int:
     """The largest prime up to `most`, and at least 1.
 
-    What is done every so many steps is then not done in the step that comes next.
+    After a prime number of steps, work that an estimator does every few steps is not due next.
 
     >>> largest_prime(1000), largest_prime(0)
     (997, 1)
@@ -127,7 +142,7 @@ def largest_prime(most: int) -> int:
     return 1
 
 
-def learned_state(
+def state_after_steps(
     key: Key[Array, ""], loop: Stepper, state: PyTree[Array], *, steps: int, seconds: float
 ) -> PyTree[Array]:
     """The state after `steps` steps at fixed parameters, or as many as the time allows."""
@@ -140,8 +155,28 @@ def learned_state(
         prepared = loop.prepare(jax.random.fold_in(key, done))
         state = loop.advance(prepared, state, count)
         done += count
-        pace = _paced(time.monotonic() - began, done, loop.length)
+        pace = max(1, int(_TURN * done / max(time.monotonic() - began, 1e-9)))
     return state
+
+
+def in_turns(
+    turns: Mapping[Name, Callable[[int], float]], *, rounds: int, seconds: float = math.inf
+) -> dict[Name, list[float]]:
+    """The times of competitors that take turns, so that a busy machine slows all of them alike.
+
+    Args:
+      turns: for each competitor, `turn(round)` takes one turn and gives its time.
+      rounds: the most turns of each.
+      seconds: the time after which no further round begins; at least three rounds are run.
+    """
+    times: dict[Name, list[float]] = {name: [] for name in turns}
+    began = time.monotonic()
+    for number in range(rounds):
+        if number >= _LEAST and time.monotonic() - began > seconds:
+            break
+        for name, turn in turns.items():
+            times[name].append(turn(number))
+    return times
 
 
 def seconds_per_step(
@@ -153,56 +188,68 @@ def seconds_per_step(
 ) -> dict[Name, float]:
     """The typical time of a step in each of several loops, which take turns.
 
-    Turns spread whatever else the machine is doing over all of the loops alike. States evolve from
-    turn to turn, and where there are such the median is over stretches of 64 steps and more, so
-    that work done every so many steps is counted. A loop with a state takes the turns it needs for
-    that, a second more than its share at most; where its steps are too slow even so, rare work is
-    left out, as small against them.
+    States evolve from turn to turn. For a loop with a state the median is over stretches of 64
+    steps and more, so that work done every few steps is counted. Such a loop takes the turns it
+    needs for one stretch, a second more than its share at most; if its steps are too slow for
+    that, rare work is left out, as small compared with them.
 
     Args:
       key: for batches and noise.
       loops: the loops, by name.
-      states: where each loop starts.
-      seconds: how long the turns may take together, after compilation; each loop has at least
-        three.
+      states: the state in which each loop starts.
+      seconds: the time for all turns together, after compilation; each loop has at least three.
     """
     states = dict(states)
-    share = min(_TURN, seconds / max(1, len(loops) * 10))
-    counts = {name: _calibrated(key, loop, states[name], share) for name, loop in loops.items()}
-    times = {name: [] for name in loops}
+    share = min(_TURN, seconds / max(1, 10 * len(loops)))
+    counts = {name: _calibrated(key, loop, states[name], share)[0] for name, loop in loops.items()}
 
     def turn(name, number):
-        prepared = jax.block_until_ready(loops[name].prepare(jax.random.fold_in(key, number)))
-        start = time.perf_counter()
-        states[name] = loops[name].advance(prepared, states[name], counts[name])
-        times[name].append((time.perf_counter() - start) / counts[name])
+        loop, count = loops[name], counts[name]
+        prepared = jax.block_until_ready(loop.prepare(jax.random.fold_in(key, number)))
+        began = time.perf_counter()
+        states[name] = loop.advance(prepared, states[name], count)
+        return (time.perf_counter() - began) / count
 
-    began = time.monotonic()
-    for number in range(_TURNS):
-        if number >= 3 and time.monotonic() - began > seconds:
-            break
-        for name in loops:
-            turn(name, number)
-    for name in loops:
-        missing = _STRETCH[0] - len(times[name]) * counts[name]
-        most = seconds / len(loops) + 1
-        if _has_state(states[name]) and missing * np.median(times[name]) < most:
-            for number in range(math.ceil(missing / counts[name])):
-                turn(name, _TURNS + number)
+    turns = {name: partial(turn, name) for name in loops}
+    times = in_turns(turns, rounds=_TURNS, seconds=seconds)
+    stateful = [name for name in loops if _has_state(states[name])]
+    for name in stateful:
+        missing = math.ceil(_STRETCH[0] / counts[name]) - len(times[name])
+        if missing * counts[name] * np.median(times[name]) < seconds / len(loops) + 1:
+            times[name] += [turn(name, _TURNS + number) for number in range(missing)]
     return {
-        name: _shared_out(taken, counts[name]) if _has_state(states[name]) else _median(taken)
+        name: _over_stretches(taken, counts[name]) if name in stateful else _median(taken)
         for name, taken in times.items()
     }
+
+
+def peak_memory(
+    objective: Objective,
+    params: PyTree[Array],
+    batch: Batch,
+    started: Started,
+    state: PyTree[Array],
+) -> int | None:
+    """Bytes that one compiled estimate needs besides its inputs, if the device can tell."""
+
+    def estimate(key, params, batch, state):
+        return started.estimate(key, objective, params, batch, state)
+
+    compiled = jax.jit(estimate).lower(jax.random.key(0), params, batch, state).compile()
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        return None
+    return int(analysis.temp_size_in_bytes + analysis.output_size_in_bytes)
 
 
 def _has_state(state: PyTree[Array]) -> bool:
     return bool(jax.tree.leaves(state))
 
 
-def _shared_out(times: list[float], count: int) -> float:
+def _over_stretches(times: list[float], count: int) -> float:
     """The median over stretches of turns of `count` steps each, long enough for rare work.
 
-    >>> _shared_out([1.0, 1.0, 1.0, 9.0] * 5, 16), _shared_out([1.0, 9.0, 1.0], 16)
+    >>> _over_stretches([1.0, 1.0, 1.0, 9.0] * 5, 16), _over_stretches([1.0, 9.0, 1.0], 16)
     (3.0, 1.0)
     """
     steps = len(times) * count
@@ -214,52 +261,19 @@ def _shared_out(times: list[float], count: int) -> float:
     return _median(np.reshape(times[:whole], (-1, turns)).mean(1))
 
 
-def _median(times) -> float:
+def _median(times: Any) -> float:
     return float(np.median(times))
 
 
-def peak_memory(
-    estimator: Estimator, params: PyTree[Array], batch: PyTree[Array], state: PyTree[Array]
-) -> int | None:
-    """Bytes that one compiled estimate needs besides its inputs, where the device can tell."""
-    compiled = jax.jit(estimator.estimate).lower(jax.random.key(0), params, batch, state).compile()
-    analysis = compiled.memory_analysis()
-    if analysis is None:
-        return None
-    return int(analysis.temp_size_in_bytes + analysis.output_size_in_bytes)
-
-
-def _one_step(key, loop: Stepper, state) -> float:
-    """Roughly how long a step takes."""
-    prepared = loop.prepare(key)
-    loop.advance(prepared, state, 1)  # compiles
-    count = min(4, loop.length)
-    start = time.perf_counter()
-    loop.advance(prepared, state, count)
-    return (time.perf_counter() - start) / count
-
-
-def _calibrated(key, loop: Stepper, state, seconds: float) -> int:
-    """How many steps take about so many seconds."""
+def _calibrated(key, loop: Stepper, state, seconds: float) -> tuple[int, float]:
+    """A number of steps that takes about the given time, and the time it took."""
     prepared = loop.prepare(key)
     loop.advance(prepared, state, 1)  # compiles
     count = 1
     while True:
-        start = time.perf_counter()
+        began = time.perf_counter()
         loop.advance(prepared, state, count)
-        taken = time.perf_counter() - start
+        taken = time.perf_counter() - began
         if taken > seconds / 2 or count >= loop.length:
-            return count
+            return count, taken
         count = min(loop.length, 2 * count)
-
-
-def _paced(taken: float, done: int, most: int) -> int:
-    return max(1, min(most, int(_TURN * done / max(taken, 1e-9))))
-
-
-def _strong(leaf: Any) -> Array:
-    """The leaf with a dtype that arithmetic does not change, so that one compilation serves."""
-    leaf = jnp.asarray(leaf)
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return leaf
-    return lax.convert_element_type(leaf, leaf.dtype)

@@ -1,21 +1,22 @@
 """The covariance of a gradient, split into draws and points by a crossed design."""
 
 import time
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Int32, Key, PyTree
 from scipy import special
 
-from quell import _leaves
-from quell._measure._reference import Reference
-from quell._measure._statistics import Estimate, Parts, parts_estimate
-from quell._measure._streams import crossed_batches
-from quell._objective import batch_size as rows_of
-from quell.estimators import Estimator
+from quell import _tree
+from quell.diagnostics.reference import Reference
+from quell.diagnostics.statistics import Interval, Parts, parts_from
+from quell.estimators._types import Started, batch_of
+from quell.objective import Objective
+from quell.training.batches import reshuffle
 
 _M = 4  # batches in a block
 _K = 4  # keys in a block, each used with every batch
@@ -24,64 +25,66 @@ _LENGTH_ROWS = 2**16  # the most indices computed at once
 _LEAST = 4  # the fewest blocks that give an interval
 _MOST = 50_000  # the most blocks that are worth having
 _VISIT = 0.1  # seconds between looks at the clock
-_WIDTH_NUMBERS = 2**19  # how many numbers the gradients of examples computed at once may hold
+_WIDTH_NUMBERS = 2**19  # the most numbers in the gradients of examples computed at once
 
 
-class Noisiness(NamedTuple):
-    """What a crossed design found out about a gradient estimator.
+class VarianceComponents(NamedTuple):
+    """The noise of a gradient estimator, found by a crossed design.
 
     Attributes:
       parts: the parts of the trace of the covariance.
       leaves: the same for each leaf of the parameters, by its path.
       norm_variance: Var‖G‖, the variance of the gradient's norm.
       squared_mean: ‖E[G]‖², without bias.
-      bias_z: how far the mean is from the reference, as a z-score.
+      bias_z: the distance of the mean from the reference, as a z-score.
       squared_bias: ‖E[G] − ∇L‖², without bias itself, so it may be below zero.
-      evaluations: how many gradients were computed.
+      evaluations: the number of gradients computed.
     """
 
     parts: Parts
     leaves: dict[str, Parts]
-    norm_variance: Estimate
+    norm_variance: Interval
     squared_mean: float
     bias_z: float
     squared_bias: float
     evaluations: int
 
 
-def noisiness(
+def variance_components(
     key: Key[Array, ""],
-    estimator: Estimator,
+    objective: Objective,
     params: PyTree[Array],
     data: PyTree[Array],
+    started: Started,
     *,
     batch_size: int,
     state: PyTree[Array],
     reference: Reference,
     seconds: float,
-) -> Noisiness:
+) -> VarianceComponents:
     """Measure an estimator with its state frozen, by independent blocks of 4 batches × 4 keys.
 
     See `quell.measure` for the formulas.
 
     Args:
       key: for batches and noise.
-      estimator: what to measure.
+      objective: L.
       params: θ.
       data: leaves `[N, ...]`.
+      started: the estimator.
       batch_size: |B|.
       state: the estimator's state.
-      reference: what the mean is held against.
-      seconds: how long it may take, after compilation; at least four blocks are run.
+      reference: the gradient that the mean is compared with.
+      seconds: the time to take, after compilation; at least four blocks are run.
     """
-    flat = _leaves.flattener(None, params)
-    N = rows_of(data)
+    flat = _tree.flattener(None, params)
+    N = objective.num_data
     length = max(1, min(_LENGTH, _LENGTH_ROWS // (_M * batch_size)))
     offset = jnp.asarray(reference.mean, jnp.result_type(float))
-    blocks = jax.jit(_blocks(estimator, flat, batch_size, length))
+    blocks = jax.jit(_blocks(objective, started, flat, batch_size, length))
 
     def run(start, count):
-        design = crossed_batches(jax.random.fold_in(key, start), length, _M, _K, N, batch_size)
+        design = _crossed_batches(jax.random.fold_in(key, start), length, N, batch_size)
         outputs = blocks(design, params, data, state, offset, count)
         return [np.asarray(output, np.float64) for output in jax.block_until_ready(outputs)]
 
@@ -97,7 +100,22 @@ def noisiness(
     return _summary(np.concatenate(tables), total, squares, reference, flat)
 
 
-def _blocks(estimator: Estimator, flat: _leaves.Flattener, batch_size: int, length: int):
+# Compiled at the level of the module, once for all estimators of one batch size.
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _crossed_batches(
+    key: Key[Array, ""], blocks: int, num_data: int, batch_size: int
+) -> tuple[Int32[Array, "blocks M B"], Key[Array, "blocks K"]]:
+    """For each block, M independent batches without replacement, and K keys."""
+    batch_key, noise_key = jax.random.split(key)
+
+    def choose(key):
+        return reshuffle(key, 0, 1, num_data, batch_size)[0]
+
+    indices = jax.vmap(choose)(jax.random.split(batch_key, blocks * _M))
+    return indices.reshape(blocks, _M, batch_size), jax.random.split(noise_key, (blocks, _K))
+
+
+def _blocks(objective, started: Started, flat: _tree.Flattener, batch_size: int, length: int):
     """A function that runs the first `count` blocks of a design.
 
     It returns a table `[length, leaves + 1, 3]` of (points, draws, interaction) for each leaf and
@@ -110,8 +128,9 @@ def _blocks(estimator: Estimator, flat: _leaves.Flattener, batch_size: int, leng
         def gradients(indices, keys):
             def one(pair):
                 m, k = pair
-                batch = jax.tree.map(lambda y: y[indices[m]], data)
-                return flat.flatten(estimator.estimate(keys[k], params, batch, state)[0])
+                batch = batch_of(data, indices[m])
+                estimate = started.estimate(keys[k], objective, params, batch, state)
+                return flat.flatten(estimate.gradient)
 
             pairs = jnp.divmod(jnp.arange(_M * _K), _K)
             return lax.map(one, pairs, batch_size=width).reshape(_M, _K, -1)
@@ -136,24 +155,25 @@ def _crossed(G: Float[Array, "M K P"], sizes: tuple[int, ...]) -> Float[Array, "
     g = G - G.mean((0, 1))
     by_batch, by_key = g.mean(1, keepdims=True), g.mean(0, keepdims=True)
     rest = g - by_batch - by_key
-    # Mean squares of the two-way table, and what their expectations say about each part.
+    # Mean squares of the two-way table; their expectations give each part.
     points = _K * (by_batch**2).sum((0, 1)) / (_M - 1)
     draws = _M * (by_key**2).sum((0, 1)) / (_K - 1)
     interaction = (rest**2).sum((0, 1)) / ((_M - 1) * (_K - 1))
-    parts = [(points - interaction) / _K, (draws - interaction) / _M, interaction]
-    ends = np.cumsum(sizes)
-    return jnp.stack([jnp.stack([s.sum() for s in jnp.split(p, ends)]) for p in parts], axis=-1)
+    parts = jnp.stack([(points - interaction) / _K, (draws - interaction) / _M, interaction])
+    return _tree.leaf_sums(parts, (*sizes, 1)).T
 
 
-def _summary(table, total, squares, reference: Reference, flat: _leaves.Flattener) -> Noisiness:
+def _summary(
+    table, total, squares, reference: Reference, flat: _tree.Flattener
+) -> VarianceComponents:
     R = len(table)
     moved = total / R
     variance = np.maximum(squares / R - moved**2, 0.0) / (R - 1)
     mean = reference.mean + moved
-    return Noisiness(
-        parts=parts_estimate(table[:, :-1].sum(1)),
-        leaves={name: parts_estimate(table[:, i]) for i, name in enumerate(flat.names)},
-        norm_variance=parts_estimate(table[:, -1]).total,
+    return VarianceComponents(
+        parts=parts_from(table[:, :-1].sum(1)),
+        leaves={name: parts_from(table[:, i]) for i, name in enumerate(flat.names)},
+        norm_variance=parts_from(table[:, -1]).total,
         squared_mean=float(max((mean**2).sum() - variance.sum(), 0.0)),
         bias_z=_bias_z(moved, np.sqrt(variance), mean, reference, R),
         squared_bias=float((moved**2 - variance - reference.standard_error**2).sum()),

@@ -1,57 +1,60 @@
-"""Monitors for `fit`: what to watch while it runs."""
-
-from collections.abc import Callable
+"""Monitors for `fit`: functions of a `Step`, to be named in `quell.monitor`."""
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from quell import _leaves
-from quell._loop import Monitor, Step
-from quell._objective import Objective
-from quell._objective import batch_size as rows_of
-from quell.estimators import Estimator, monte_carlo
+from quell import _tree
+from quell._checks import check_batch_size, check_data, check_whole
+from quell.estimators._sampling import monte_carlo
+from quell.estimators._types import Estimator, batch_of, check_sampling
+from quell.objective import Objective
+from quell.training.hooks import Monitor
+from quell.training.loop import Step
 
 
 def variance_ratio(
     objective: Objective,
-    estimator: Callable[[Objective], Estimator],
     data: PyTree[Array],
     *,
     batch_size: int,
-    samples: int = 64,
-    against: Callable[[Objective], Estimator] | None = None,
+    gradients: int = 64,
+    against: Estimator | None = None,
 ) -> Monitor:
-    """How noisy the gradient is, against one plain draw: the ratio of the traces of covariance.
+    """The variance of the run's gradient over that of one plain draw: a ratio of traces.
 
     Both are sampled afresh, from the same batches and keys, at the step's parameters, with the
-    estimator's state as it is then:
-    `fit(..., monitors={"ratio": variance_ratio(objective, estimator, data, batch_size=10)})`.
+    state that the estimator has there:
+    `fit(..., hooks=[quell.monitor(ratio=quell.variance_ratio(objective, data, batch_size=10))])`.
 
     Args:
       objective: L.
-      estimator: the one that `fit` uses.
       data: leaves `[N, ...]`.
       batch_size: |B|.
-      samples: how many gradients of each; the ratio's relative error is about √(4 / samples).
-      against: an estimator without state to compare with in place of one plain draw, such as the
-        sampling that `estimator` controls.
+      gradients: the number of gradients of each; the relative error of the ratio is about
+        √(4 / gradients).
+      against: draws to compare with instead of one plain draw, such as `antithetic()`, the sampling
+        that the estimator controls.
     """
-    ours, plain = estimator(objective), (against or monte_carlo())(objective)
     data = jax.tree.map(jnp.asarray, data)
+    check_data(objective.num_data, data)
+    check_batch_size(batch_size, objective.num_data)
+    check_whole("gradients", gradients, 2)
+    plain = check_sampling("against", monte_carlo() if against is None else against)
 
-    def monitor(seen: Step):
-        flatten = _leaves.flattener(None, seen.params).flatten
+    def ratio(seen: Step):
+        flatten = _tree.flattener(None, seen.params).flatten
 
         def one(key):
-            row_key, noise_key = jax.random.split(key)
-            rows = jax.random.randint(row_key, (batch_size,), 0, rows_of(data))
-            batch = jax.tree.map(lambda leaf: leaf[rows], data)
-            mine, _, _ = ours.estimate(noise_key, seen.params, batch, seen.estimator_state)
-            theirs, _, _ = plain.estimate(noise_key, seen.params, batch, ())
-            return flatten(mine), flatten(theirs)
+            batch_key, noise_key = jax.random.split(key)
+            indices = jax.random.randint(batch_key, (batch_size,), 0, objective.num_data)
+            batch = batch_of(data, indices)
+            ours = seen.estimate(noise_key, seen.params, batch, seen.estimator_state).gradient
+            noise = plain.draw(noise_key, objective, batch_size)
+            theirs = objective.gradient(seen.params, noise, batch.examples)
+            return flatten(ours), flatten(theirs)
 
-        mine, theirs = jax.lax.map(one, jax.random.split(seen.key, samples))
-        return mine.var(0).sum() / theirs.var(0).sum()
+        ours, theirs = jax.lax.map(one, jax.random.split(seen.key, gradients))
+        return ours.var(0).sum() / theirs.var(0).sum()
 
-    return monitor
+    return ratio
