@@ -63,6 +63,24 @@ def example_features(w: Float[Array, "B D"], h: Float[Array, "B H"]) -> Float[Ar
     return (w[:, :, None] * h[:, None, :]).reshape(w.shape[0], -1)
 
 
+def best_multiplier(
+    gt: Float[Array, "*shape"],
+    tt: Float[Array, "*shape"],
+    gg: Float[Array, "*shape"],
+    n: Float[Array, ""],
+) -> Float[Array, "*shape"]:
+    """The multiplier of a correction t that would have left the least variance of a gradient g.
+
+    Σgt / Σt² over n terms that were predicted before they were learned from, minus its standard
+    error, and within [0, 1]: zero without evidence.
+    """
+    divisor = jnp.where(tt > 0, tt, 1)
+    slope = gt / divisor
+    residual = jnp.maximum(gg - slope * gt, 0)
+    error = jnp.sqrt(residual / divisor / jnp.maximum(n, 1))
+    return jnp.where(tt > 0, jnp.clip(slope - error, 0, 1), 0)
+
+
 def _independent_terms(w, h, shared: bool) -> Float[Array, "U D*H"]:
     """The terms of φ̄ that have draws of their own: one per example, or one for a shared draw."""
     return mean_features(w, h)[None] if shared else example_features(w / w.shape[0], h)

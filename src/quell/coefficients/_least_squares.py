@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Float, Int, PyTree
 
 from quell._checks import check_whole
 from quell._errors import invalid
 from quell._tree import leaf_sums, spread
-from quell.coefficients._cholesky import solve
-from quell.coefficients._targets import gate
 from quell.coefficients._types import Coefficients, Sizes
 from quell.contexts import Context, adaptive, mean_over, standardised
-from quell.criteria import Criterion, Evidence, example_features, mean_features
+from quell.criteria import Criterion, Evidence, best_multiplier, example_features, mean_features
 
 _SLOWER = 4  # how much rarer refreshes become after the first ones
+_SMALL = 32  # systems that LAPACK solves on one thread
 
 
 class Block(NamedTuple):
@@ -260,9 +260,26 @@ def _solve(A: Float[Array, "J F F"], R: Float[Array, "J F P"], ridges) -> Float[
     size = jnp.trace(A, axis1=-2, axis2=-1) / F + jnp.finfo(dtype).tiny
     ridge = jnp.asarray(ridges, dtype)[:, None, None, None] * size[:, None, None]
     systems = (A + ridge * jnp.eye(F, dtype=dtype)).reshape(-1, F, F)
-    theta = jax.vmap(solve)(systems, jnp.tile(R, (len(ridges), 1, 1)))
+    theta = jax.vmap(_inverse)(systems) @ jnp.tile(R, (len(ridges), 1, 1))
     solved = jnp.isfinite(theta).all((1, 2), keepdims=True)
     return jnp.where(solved, theta, 0)
+
+
+def _inverse(A: Float[Array, "F F"]) -> Float[Array, "F F"]:
+    """A⁻¹ for a positive definite A, by halves: Cholesky factors of small blocks, then products.
+
+    LAPACK shares larger blocks between threads, which wait for each other on a busy machine: a
+    factorisation every few steps of a compiled loop then takes milliseconds.
+    """
+    F = A.shape[0]
+    if F <= _SMALL:
+        return cho_solve((jnp.linalg.cholesky(A), True), jnp.eye(F, dtype=A.dtype))
+    half = F // 2
+    top = _inverse(A[:half, :half])
+    across = A[half:, :half] @ top
+    bottom = _inverse(A[half:, half:] - across @ A[:half, half:])
+    corner = -bottom @ across
+    return jnp.block([[top - across.T @ corner, corner.T], [corner, bottom]])
 
 
 def _judge(theta: Float[Array, "C F P"], block: Sums, one: int, leaves: tuple[int, ...]) -> Scores:
@@ -281,7 +298,7 @@ def _forget(old: Scores, decay: float, new: Scores) -> Scores:
 
 def _choose(scores: Scores) -> tuple[Int[Array, " leaves"], Float[Array, " leaves"]]:
     """The best candidate of each leaf, and its gate."""
-    gates = gate(scores.gt, scores.tt, scores.gg, scores.n)
+    gates = best_multiplier(scores.gt, scores.tt, scores.gg, scores.n)
     gain = 2 * gates * scores.gt - gates**2 * scores.tt
     best = jnp.argmax(gain, axis=0)
     return best, jnp.take_along_axis(gates, best[None], axis=0)[0]

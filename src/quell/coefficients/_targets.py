@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree
 from quell._checks import check_decay, check_positive
 from quell._tree import leaf_means
 from quell.coefficients._types import Sizes
-from quell.criteria import Criterion, Evidence
+from quell.criteria import Criterion, Evidence, best_multiplier
 
 _OUTLIER = 10.0  # standard deviations; gradients further out are brought there
 
@@ -79,7 +79,7 @@ def unit_scale(*, decay: float = 0.99, per_leaf: bool = False, gated: bool = Tru
 
     def scale(state: Statistics):
         s = deviation(state)
-        return s * gate(state.gt, state.tt, state.gg, state.weight) if gated else s
+        return s * best_multiplier(state.gt, state.tt, state.gg, state.weight) if gated else s
 
     def update(state: Statistics, criterion, evidence, prediction):
         correction = prediction * deviation(state)
@@ -140,20 +140,6 @@ def raw_targets(scale: float) -> Targets:
         scale=lambda state: jnp.asarray(scale),
         update=update,
     )
-
-
-def gate(
-    gt: Float[Array, "*shape"],
-    tt: Float[Array, "*shape"],
-    gg: Float[Array, "*shape"],
-    n: Float[Array, ""],
-) -> Float[Array, "*shape"]:
-    """The best multiplier Σgt / Σt² of a correction t minus its standard error, within [0, 1]."""
-    divisor = jnp.where(tt > 0, tt, 1)
-    slope = gt / divisor
-    residual = jnp.maximum(gg - slope * gt, 0)
-    error = jnp.sqrt(residual / divisor / jnp.maximum(n, 1))
-    return jnp.where(tt > 0, jnp.clip(slope - error, 0, 1), 0)
 
 
 def _without_outliers(state: Statistics, s: Any, evidence: Evidence) -> Evidence:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from quell import _tree
+from quell._tree import batch_size
 from quell.bases import Basis
 from quell.coefficients._types import Coefficients
 from quell.control_variate import Order, apply_then_learn, started_control
@@ -76,7 +77,7 @@ def started_controlled(
     )
 
     def estimate(key, objective, params, batch: Batch, state) -> Estimate:
-        noise = draws.draw(key, objective, batch.size)
+        noise = draws.draw(key, objective, batch_size(batch.examples))
         if criterion.per_example:
             value, gradient, per_example = objective.value_gradient_and_examples(
                 params, noise, batch.examples, leaves=leaves, first=examples

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Int
 
 from quell._errors import invalid
+from quell._tree import batch_size
 from quell.estimators._types import Batch, Estimate, Estimator, Sampling, stateless
 from quell.objective import Objective
 
@@ -16,7 +17,7 @@ def plain(name: str, sampling: Sampling) -> Estimator:
     """The estimator that is nothing but draws: the gradient of the objective at them."""
 
     def estimate(key, objective: Objective, params, batch: Batch, state):
-        noise = sampling.draw(key, objective, batch.size)
+        noise = sampling.draw(key, objective, batch_size(batch.examples))
         value, gradient = objective.value_and_gradient(params, noise, batch.examples)
         return Estimate(gradient, value, state)
 

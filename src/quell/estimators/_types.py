@@ -23,11 +23,6 @@ class Batch(NamedTuple):
     indices: Int[Array, " B"]
     data: PyTree[Array]
 
-    @property
-    def size(self) -> int:
-        """B, the number of examples."""
-        return self.indices.shape[0]
-
 
 def batch_of(data: PyTree[Array], indices: Int[Array, " B"]) -> Batch:
     """The batch of the data at the given rows."""
