@@ -1,7 +1,8 @@
 """The training loop: what it computes, and what it leaves behind."""
 
+import gc
+import weakref
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,13 @@ import optax
 import pytest
 
 import quell
-from quell import _fit, _progress
-from quell._batches import reshuffle, with_replacement
-from quell._fit import fit
-from quell._loop import run_keys
-from quell.estimators import monte_carlo
+from quell.training import fit as fit_module
+from quell.training import progress
+from quell.training.batches import reshuffle, with_replacement
+from quell.training.fit import fit
+from quell.training.hooks import Progress
+from quell.training.loop import run_keys
+from quell.types import Estimate, Estimator, Started
 
 N, B, T = 23, 4, 30
 DATA = {"x": jnp.linspace(-1.0, 1.0, 2 * N).reshape(N, 2), "y": jnp.sin(jnp.arange(N) * 1.7)}
@@ -30,12 +33,12 @@ OBJECTIVE = quell.Objective(
     loss, quell.normal(2), N, lambda p: 0.5 * (p["w"] @ p["w"]) + jnp.exp(p["log_scale"])
 )
 OPTIMIZER = optax.adam(3e-2)
-PLAIN = monte_carlo()
+PLAIN = quell.monte_carlo()
 
 
-def run(key, **changed):
-    arguments = dict(params=PARAMS, optimizer=OPTIMIZER, num_steps=T, batch_size=B, key=key)
-    return fit(OBJECTIVE, DATA, **{**arguments, **changed})
+def run(key, *, objective=OBJECTIVE, params=PARAMS, data=DATA, optimizer=OPTIMIZER, **changed):
+    settings = {"num_steps": T, "batch_size": B, **changed}
+    return fit(key, objective, params, data, optimizer, **settings)
 
 
 def assert_identical(a, b):
@@ -66,9 +69,9 @@ def test_a_fit_is_the_loop_written_out(key, batches):
     close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
     jax.tree.map(close, result.params, params)
     jax.tree.map(close, result.optimizer_state, state)
-    close(result.history.objective, values)
-    close(result.history.gradient_norm, norms)
-    assert result.step == T
+    close(result.history["objective"], values)
+    close(result.history["gradient_norm"], norms)
+    assert result.num_steps == T
 
 
 def test_it_finds_the_minimum(key):
@@ -82,23 +85,23 @@ def test_it_finds_the_minimum(key):
 
 def test_cuts_do_not_change_the_run(key, monkeypatch):
     whole = run(key)
-    cut = run(key, callback=lambda *_: None, callback_every=7)
+    cut = run(key, hooks=[quell.callback(lambda *_: None, every=7)])
     assert_identical(whole, cut)
-    monkeypatch.setattr(_fit, "_CHUNK_SECONDS", 0.0)  # one step per visit
+    monkeypatch.setattr(fit_module, "_CHUNK_SECONDS", 0.0)  # one step per visit
     assert_identical(whole, run(key))
 
 
 def test_several_keys_are_several_runs(key):
     keys = jax.random.split(key, 3)
     together = run(keys)
-    assert together.history.objective.shape == (3, T)
+    assert together.history["objective"].shape == (3, T)
     assert together.params["w"].shape == (3, 2)
-    assert len(np.unique(together.history.objective[:, 0])) == 3
+    assert len(np.unique(together.history["objective"][:, 0])) == 3
     for k in range(3):
         alone = run(keys[k])
         np.testing.assert_allclose(together.params["w"][k], alone.params["w"], rtol=1e-4)
         np.testing.assert_allclose(
-            together.history.objective[k], alone.history.objective, rtol=1e-4, atol=1e-6
+            together.history["objective"][k], alone.history["objective"], rtol=1e-4, atol=1e-6
         )
 
 
@@ -115,79 +118,84 @@ def test_params_may_be_drawn_for_each_key(key):
 def test_no_steps_leave_everything_as_it_was(key):
     result = run(key, num_steps=0)
     assert_identical(result.params, PARAMS)
-    assert result.history.objective.shape == (0,)
-    assert result.step == 0
+    assert result.history["objective"].shape == (0,)
+    assert result.num_steps == 0
 
 
-class Counted(NamedTuple):
-    count: jax.Array
-    correction_norm: jax.Array
-
-
-def counting(objective):
+def _counting(key, objective, params, data):
     """Plain Monte Carlo that counts its steps, and calls the count its correction."""
-    plain = PLAIN(objective)
+    plain, rows = PLAIN.start(key, objective, params, data), data["y"].shape[0]
 
-    def estimate(key, params, batch, state):
-        gradient, value, _ = plain.estimate(key, params, batch, ())
-        return gradient, value, Counted(state.count + 1, 10.0 + state.count)
+    def estimate(key, objective, params, batch, state):
+        estimated = plain.estimate(key, objective, params, batch, ())
+        return Estimate(estimated.gradient, estimated.value, state + 1, 10.0 + state)
 
-    def init(key, params, batch):
-        return Counted(jnp.array(batch["y"].shape[0]), jnp.zeros(()))
+    return Started(lambda key, params: jnp.array(rows), estimate)
 
-    return quell.estimators.Estimator(init, estimate)
+
+COUNTING = Estimator("counting", _counting)
 
 
 def test_the_estimator_sees_all_data_first_and_keeps_a_state(key):
-    result = run(key, estimator=counting)
-    assert int(result.estimator_state.count) == N + T
-    np.testing.assert_array_equal(result.history.correction_norm, 10.0 + N + np.arange(T))
+    result = run(key, estimator=COUNTING)
+    assert int(result.estimator_state) == N + T
+    np.testing.assert_array_equal(result.history["correction_norm"], 10.0 + N + np.arange(T))
+
+
+def test_the_estimator_is_told_which_rows_a_batch_is(key):
+    rows = quell.monitor(
+        every=1,
+        same=lambda seen: (
+            seen.batch.data["y"][seen.batch.indices] == seen.batch.examples["y"]
+        ).all(),
+    )
+    assert run(key, hooks=[rows]).history["same"].all()
 
 
 def test_a_plain_estimator_corrects_nothing(key):
-    np.testing.assert_array_equal(run(key).history.correction_norm, np.zeros(T))
+    np.testing.assert_array_equal(run(key).history["correction_norm"], np.zeros(T))
 
 
 def test_a_control_variate_corrects_something(key):
-    control = quell.control_variate(
-        quell.bases.linear(),
-        quell.coefficients.context_free(optax.adam(1e-2)),
-        noise=OBJECTIVE.noise,
-        key=key,
+    free = quell.coefficients.context_free(
+        optax.adam(1e-2), targets=quell.coefficients.unit_scale(gated=False)
     )
-    history = run(key, control=control).history
-    assert history.correction_norm[0] == 0.0
-    assert (history.correction_norm[5:] > 0.0).all()
+    correction = run(key, estimator=quell.controlled(free)).history["correction_norm"]
+    assert correction[0] == 0.0
+    assert (correction[5:] > 0.0).all()
 
 
 def test_monitors_are_asked_now_and_then(key):
-    monitors = {
-        "step": lambda seen: seen.step,
-        "value": lambda seen: seen.value,
-        "norm": lambda seen: optax.tree.norm(seen.gradient),
-        "rows": lambda seen: seen.batch["y"].shape[0],
-        "draw": lambda seen: jax.random.normal(seen.key),
-        "w": lambda seen: seen.params["w"][0],
-    }
-    history = run(key, monitors=monitors, monitor_every=8).history
+    often = quell.monitor(
+        every=8,
+        step=lambda seen: seen.step,
+        value=lambda seen: seen.value,
+        norm=lambda seen: optax.tree.norm(seen.gradient),
+        examples=lambda seen: seen.batch.examples["y"].shape[0],
+        draw=lambda seen: jax.random.normal(seen.key),
+        w=lambda seen: seen.params["w"][0],
+    )
+    seldom = quell.monitor(every=15, late=lambda seen: seen.step)
+    history = run(key, hooks=[often, seldom]).history
     asked = np.arange(T) % 8 == 0
-    for values in history.monitors.values():
-        np.testing.assert_array_equal(np.isfinite(values), asked)
-    np.testing.assert_array_equal(history.monitors["step"][asked], np.arange(T)[asked])
-    np.testing.assert_array_equal(history.monitors["value"][asked], history.objective[asked])
-    np.testing.assert_array_equal(history.monitors["norm"][asked], history.gradient_norm[asked])
-    assert history.monitors["rows"][0] == B
-    assert history.monitors["w"][0] == PARAMS["w"][0]
-    assert len(np.unique(history.monitors["draw"][asked])) == asked.sum()
+    for name, _ in often.functions:
+        np.testing.assert_array_equal(np.isfinite(history[name]), asked)
+    np.testing.assert_array_equal(history["step"][asked], np.arange(T)[asked])
+    np.testing.assert_array_equal(history["value"][asked], history["objective"][asked])
+    np.testing.assert_array_equal(history["norm"][asked], history["gradient_norm"][asked])
+    assert history["examples"][0] == B
+    assert history["w"][0] == PARAMS["w"][0]
+    assert len(np.unique(history["draw"][asked])) == asked.sum()
+    assert np.flatnonzero(np.isfinite(history["late"])).tolist() == [0, 15]
 
 
 def test_a_callback_gets_params_and_history_it_may_keep(key):
     kept = []
-    result = run(key, callback=lambda *seen: kept.append(seen), callback_every=10)
+    result = run(key, hooks=[quell.callback(lambda *seen: kept.append(seen), every=10)])
     assert [step for step, _, _ in kept] == [10, 20, 30]
     for step, params, history in kept:
         assert np.isfinite(np.asarray(params["w"])).all()
-        np.testing.assert_array_equal(history.objective, result.history.objective[:step])
+        np.testing.assert_array_equal(history["objective"], result.history["objective"][:step])
     assert_identical(kept[-1][1], result.params)
 
 
@@ -196,10 +204,10 @@ def test_the_callers_arrays_survive(key):
     again = run(key, params=result.params)
     assert not PARAMS["w"].is_deleted()
     assert not result.params["w"].is_deleted()
-    assert np.isfinite(again.history.objective).all()
+    assert np.isfinite(again.history["objective"]).all()
 
 
-def test_the_same_arguments_compile_once(key):
+def test_a_run_of_any_length_is_traced_as_often_as_a_short_one(key):
     traces = 0
 
     def counted(params, noise, example):
@@ -208,48 +216,59 @@ def test_the_same_arguments_compile_once(key):
         return loss(params, noise, example)
 
     objective = OBJECTIVE._replace(loss=counted)
-    arguments = dict(params=PARAMS, optimizer=OPTIMIZER, batch_size=B)
-    fit(objective, DATA, num_steps=1500, key=key, **arguments)
+    run(key, objective=objective, num_steps=64)
     first = traces
     assert first > 0
-    fit(objective, DATA, num_steps=1100, key=jax.random.fold_in(key, 1), **arguments)
-    assert traces == first
+    run(key, objective=objective, num_steps=3000)
+    assert traces == 2 * first
+
+
+def test_a_run_keeps_nothing_of_its_objective_alive(key):
+    big = np.zeros(3)
+
+    def held(params, noise, example):
+        return loss(params, noise, example) + big.sum()
+
+    reference = weakref.ref(held)
+    run(key, objective=OBJECTIVE._replace(loss=held))
+    del held
+    jax.clear_caches()  # jax remembers what it traced, quell must not
+    gc.collect()
+    assert reference() is None
 
 
 def test_float64_is_kept(key, x64):
     wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), (DATA, PARAMS))
-    noise = quell.normal(2)
-    result = fit(
-        OBJECTIVE._replace(noise=noise), wide[0], params=wide[1], optimizer=optax.sgd(1e-3),
-        num_steps=3, batch_size=B, key=key,
-    )  # fmt: skip
+    objective = OBJECTIVE._replace(noise=quell.normal(2))
+    sgd = optax.sgd(1e-3)
+    result = run(key, objective=objective, params=wide[1], data=wide[0], optimizer=sgd, num_steps=3)
     assert result.params["w"].dtype == jnp.float64
-    assert result.history.objective.dtype == np.float64
+    assert result.history["objective"].dtype == np.float64
 
 
-def test_progress_is_told_and_closed(key):
+def testprogress_is_told_and_closed(key):
     told, closed = [], []
 
-    def progress(num_steps):
+    def bar(num_steps):
         assert num_steps == T
-        return _progress.Progress(
+        return progress.Bar(
             lambda step, objective: told.append((step, objective)), lambda: closed.append(True)
         )
 
-    result = run(key, progress=progress)
-    assert told[-1] == (T, float(result.history.objective[-1]))
+    result = run(key, hooks=[Progress(bar)])
+    assert told[-1] == (T, float(result.history["objective"][-1]))
     assert closed == [True]
 
 
 def test_the_bar_is_drawn_by_rich_when_it_is_worth_it(capsys, monkeypatch):
-    monkeypatch.setattr(_progress, "_PATIENCE", 0.0)
-    short = _progress.rich_bar(200)
+    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
+    short = progress.rich_bar(200)
     short.update(1, 1.5)
     short.update(100, 1.25)
     short.close()
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(_progress, "_WORTHWHILE", 0.0)
-    long = _progress.rich_bar(200)
+    monkeypatch.setattr(progress, "_WORTHWHILE", 0.0)
+    long = progress.rich_bar(200)
     long.update(1, 1.5)
     long.update(100, 1.25)
     long.close()
@@ -262,8 +281,8 @@ def test_there_is_no_bar_without_a_terminal(monkeypatch):
     def refuse(num_steps):
         raise AssertionError("a bar was made")
 
-    monkeypatch.setattr(_progress, "rich_bar", refuse)
-    _progress.automatic(10).update(1, 0.0)
+    monkeypatch.setattr(progress, "rich_bar", refuse)
+    progress.default_bar(10).update(1, 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with pytest.raises(AssertionError, match="a bar was made"):
-        _progress.automatic(10)
+        progress.default_bar(10)

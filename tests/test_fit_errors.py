@@ -4,12 +4,11 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from test_fit import DATA, OBJECTIVE, PARAMS, B, N, run
+from test_fit import DATA, OBJECTIVE, PARAMS, N, run
 
 import quell
-from quell._fit import fit
-from quell._progress import Progress
-from quell.estimators import monte_carlo
+from quell.training.hooks import Progress
+from quell.training.progress import Bar
 
 
 @pytest.mark.parametrize(
@@ -19,7 +18,10 @@ from quell.estimators import monte_carlo
         ({"batch_size": 0}, "batch_size: expected 1 to 23, got 0"),
         ({"batch_size": 2.5}, "batch_size: expected a whole number, got 2.5"),
         ({"num_steps": -1}, "num_steps: expected 0 to .*, got -1"),
-        ({"callback_every": 0}, "callback_every: expected 1 to"),
+        ({"estimator": quell.antithetic}, "estimator: .*got antithetic. Call the"),
+        ({"estimator": "plain"}, "estimator: expected an estimator.*got 'plain'"),
+        ({"hooks": ["loud"]}, "hooks: expected hooks made by monitor.*got 'loud'"),
+        ({"hooks": [quell.monitor(objective=len)]}, "hooks: expected monitors with different"),
         ({"optimizer": 0.1}, "optimizer: expected an optax.*, got float. .*adam"),
     ],
 )  # fmt: skip
@@ -37,26 +39,32 @@ def test_keys_that_are_not_typed(bad):
 def test_data_leaves_of_different_lengths(key):
     data = {"x": DATA["x"], "y": DATA["y"][:-1]}
     with pytest.raises(ValueError, match=r"data\['x'\] of length 23, data\['y'\] of length 22"):
-        fit(OBJECTIVE, data, params=PARAMS, optimizer=optax.sgd(0.1), num_steps=1, batch_size=B,
-            key=key)  # fmt: skip
+        run(key, data=data)
 
 
 def test_data_of_another_length_than_the_objective(key):
     objective = OBJECTIVE._replace(num_data=N + 1)
     with pytest.raises(ValueError, match=r"data: expected the 24 rows.*num_data=23"):
-        fit(objective, DATA, params=PARAMS, optimizer=optax.sgd(0.1), num_steps=1, batch_size=B,
-            key=key)  # fmt: skip
+        run(key, objective=objective)
 
 
-def test_an_estimator_and_a_control_variate(key):
-    control = quell.control_variate(
-        quell.bases.linear(),
-        quell.coefficients.context_free(optax.adam(1e-2)),
-        noise=OBJECTIVE.noise,
-        key=key,
-    )
-    with pytest.raises(ValueError, match="control: expected either an estimator or a control"):
-        run(key, estimator=monte_carlo(), control=control)
+@pytest.mark.parametrize("make", [quell.callback, quell.checkpoint, quell.monitor])
+def test_hooks_that_are_never_called(make):
+    arguments = {"f": len} if make is quell.monitor else {}
+    with pytest.raises(ValueError, match="every: expected 1 to"):
+        make(*([] if arguments else ["run"]), every=0, **arguments)
+
+
+def test_monitors_that_are_no_functions():
+    with pytest.raises(
+        ValueError, match=r"functions: expected at least one named function.*f, which"
+    ):
+        quell.monitor(f=1)
+
+
+def test_arguments_in_another_order(key):
+    with pytest.raises(ValueError, match=r"objective: expected a quell.Objective, got dict.*order"):
+        quell.fit(key, DATA, PARAMS, OBJECTIVE, optax.sgd(0.1), num_steps=1, batch_size=1)
 
 
 def test_an_objective_that_is_not_finite_at_first(key):
@@ -70,8 +78,7 @@ def test_an_objective_that_is_not_finite_at_first(key):
 def test_data_that_is_not_finite(key):
     data = {**DATA, "y": jnp.full(N, jnp.nan)}
     with pytest.raises(ValueError, match=r"data\['y'\] holds NaN or infinity: clean it"):
-        fit(OBJECTIVE, data, params=PARAMS, optimizer=optax.sgd(0.1), num_steps=1, batch_size=B,
-            key=key)  # fmt: skip
+        run(key, data=data)
 
 
 def test_a_bar_is_closed_after_an_error(key):
@@ -80,9 +87,7 @@ def test_a_bar_is_closed_after_an_error(key):
     def fail(*_):
         raise RuntimeError("stop")
 
-    def progress(num_steps):
-        return Progress(lambda *_: None, lambda: closed.append(1))
-
+    bar = Progress(lambda num_steps: Bar(lambda *_: None, lambda: closed.append(1)))
     with pytest.raises(RuntimeError, match="stop"):
-        run(key, callback=fail, callback_every=10, progress=progress)
+        run(key, hooks=[quell.callback(fail, every=10), bar])
     assert closed == [1]

@@ -83,7 +83,9 @@ def test_lower_layers_do_not_know_higher_ones(path):
 
 
 def test_the_library_imports_the_laboratory_in_one_place_alone():
-    users = [path for path in MODULES if "quell_paper" in imported_rooms((SOURCE / path).read_text())]
+    users = [
+        path for path in MODULES if "quell_paper" in imported_rooms((SOURCE / path).read_text())
+    ]
     outside = [path.as_posix() for path in users if path.parts[0] == "quell"]
     assert outside == ["quell/commands/reproduce.py"]
 

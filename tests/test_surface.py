@@ -12,7 +12,16 @@ from conformance import problem
 import quell
 from quell import types
 
-MODULES = ("bases", "coefficients", "contexts", "criteria", "estimators", "noise", "models", "datasets")
+MODULES = (
+    "bases",
+    "coefficients",
+    "contexts",
+    "criteria",
+    "estimators",
+    "noise",
+    "models",
+    "datasets",
+)
 RULE = ["key", "objective", "params", "data"]
 
 
@@ -80,7 +89,9 @@ def test_every_type_of_a_public_signature_can_be_imported(name, function):
 
 
 def test_the_fields_of_public_types_can_be_imported_too():
-    importable = {getattr(types, n) for n in dir(types) if not n.startswith("_")} | {quell.Objective}
+    importable = {getattr(types, n) for n in dir(types) if not n.startswith("_")} | {
+        quell.Objective
+    }
     classes = [c for c in importable if inspect.isclass(c)]
     fields = [h for c in classes for h in typing.get_type_hints(c).values()]
     missing = set().union(*(own_classes(hint) for hint in fields)) - importable
@@ -90,7 +101,14 @@ def test_the_fields_of_public_types_can_be_imported_too():
 def test_results_have_short_reprs(key):
     objective, params, data = problem(key, num_data=32)
     fit = quell.fit(
-        key, objective, params, data, optax.sgd(1e-3), num_steps=3, batch_size=4, hooks=[quell.silent]
+        key,
+        objective,
+        params,
+        data,
+        optax.sgd(1e-3),
+        num_steps=3,
+        batch_size=4,
+        hooks=[quell.silent],
     )
     results = [fit, quell.closed_form(), quell.svrg(quell.antithetic())]
     settings = {"batch_size": 4, "seconds": 0.05}

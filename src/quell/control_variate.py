@@ -12,7 +12,7 @@ import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from quell import _tree
-from quell._checks import check_problem
+from quell._checks import checked_problem
 from quell._errors import invalid
 from quell._tree import batch_size, is_shape, row_shapes, shape_leaves
 from quell.bases import Basis, linear
@@ -109,8 +109,7 @@ def control_variate(
       An `optax.GradientTransformationExtraArgs`. A batch that is not finite passes through
       uncorrected, teaches nothing, and is counted in `state.skipped`.
     """
-    data = jax.tree.map(jnp.asarray, data)
-    check_problem(key, objective, data)
+    data = checked_problem(key, objective, data)
     fit_key = jax.random.fold_in(key, 2)  # apart from the two halves that coefficients split off
     control = started_control(
         fit_key, objective, params, data, coefficients, basis, criterion, leaves, order, points

@@ -6,26 +6,26 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from quell._checks import check_batch_size, check_problem, check_whole
+from quell._checks import check_batch_size, check_whole, checked_problem
 from quell._errors import invalid
 from quell._tree import named_leaves
 from quell.estimators._types import check_estimator
 from quell.training.hooks import check_hooks
 
 
-def check_arguments(
+def checked_arguments(
     key: Any,
     objective: Any,
-    data: PyTree[Array],
+    data: PyTree[Any],
     optimizer: Any,
     estimator: Any,
     hooks: Any,
     *,
     num_steps: int,
     batch_size: int,
-) -> None:
-    """Refuse arguments of `fit` that cannot work."""
-    check_problem(key, objective, data, seeds=True)
+) -> PyTree[Array]:
+    """The data as arrays, once the arguments of `fit` are known to work together."""
+    data = checked_problem(key, objective, data, seeds=True)
     if not (callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")):
         raise invalid(
             "optimizer",
@@ -37,6 +37,7 @@ def check_arguments(
     check_hooks(hooks)
     check_whole("num_steps", num_steps, 0)
     check_batch_size(batch_size, objective.num_data)
+    return data
 
 
 def check_finite(objective: np.ndarray, data: PyTree[Array]) -> None:

@@ -17,7 +17,7 @@ from quell.estimators._types import Estimator
 from quell.objective import Objective
 from quell.training.batches import Batches, reshuffle
 from quell.training.checkpoint import Checkpoints, in_directory
-from quell.training.checks import check_arguments, check_finite
+from quell.training.checks import check_finite, checked_arguments
 from quell.training.hooks import Callback, Checkpoint, Hook, Monitors, Progress
 from quell.training.loop import Carried, Loop, RunKeys, compiled_loop, run_keys, start_key
 from quell.training.progress import Bar, default_bar
@@ -94,8 +94,7 @@ def fit(
     Returns:
       The parameters, the states and the history.
     """
-    data = jax.tree.map(jnp.asarray, data)
-    check_arguments(
+    data = checked_arguments(
         key,
         objective,
         data,
