@@ -4,18 +4,25 @@ import jax
 import jax.numpy as jnp
 import pytest
 from _exact import expectation, max_error, mini_batches, nodes
-from estimator_table import BATCH, ESTIMATORS, NUM_DATA, problem, quick_jit, take, wander
+from estimator_table import (
+    BATCH,
+    ESTIMATORS,
+    NESTED,
+    NUM_DATA,
+    Replayed,
+    problem,
+    quick_jit,
+    svrg,
+    unit_prior,
+    wander,
+)
 
-import quell
 from quell import estimators as est
+from quell.estimators._types import batch_of
+from quell.types import Estimator, Started
 
 ORDER = 30  # the logistic loss is smooth, not a polynomial: this many nodes for 1e-9
 QUADRATURE = 1e-9
-
-
-def given(noise) -> est.Sampling:
-    """A sampling that gives these draws."""
-    return est.Sampling(lambda key, objective, B: noise)
 
 
 def truth(objective, params, data):
@@ -29,25 +36,29 @@ def truth(objective, params, data):
     return full(params), jax.grad(full)(params)
 
 
-def means(key, row, form=quell.closed_form_kl, shared=False):
-    """E[value] and E[G̃] at an arbitrary learned state, what they should be, and that state."""
-    data_key, walk_key = jax.random.split(key)
-    objective, params, data = problem(data_key, form=form)
+def means(key, row, log_prior=None, shared=False, mirrored=False, repeated=False):
+    """E[value] and E[G̃] at an arbitrary learned state, the true ones, and that state."""
+    data_key, start_key, walk_key = jax.random.split(key, 3)
+    objective, params, data = problem(data_key, log_prior=log_prior)
+    if repeated:
+        data = jax.tree.map(lambda leaf: leaf.at[2].set(leaf[0]), data)
     eps, weights = nodes(objective.noise, ORDER, count=1 if shared else BATCH)
+    draws = jnp.stack([eps, -eps], 1) if mirrored else eps[:, None]
+    replayed = Replayed(shared=shared)
+    started = row(replayed.estimator).start(start_key, objective, params, data)
     batches = mini_batches(NUM_DATA, BATCH)
+
+    def one(rows, noise, state):
+        replayed.noise = noise
+        found = started.estimate(jax.random.key(0), objective, params, batch_of(data, rows), state)
+        return found.value, found.gradient
 
     @quick_jit
     def everything(key):
-        drawing = row(est.monte_carlo(shared=shared), data)(objective)
-        state = wander(key, drawing, params, data, 5)
-
-        def one(rows, noise):
-            estimator = row(given(noise[None]), data)(objective)
-            return estimator.estimate(jax.random.key(0), params, take(data, rows), state)[:2]
-
-        values = jax.vmap(lambda e: jax.vmap(lambda rows: one(rows, e))(batches))(eps)
-        gradient, value = jax.tree.map(lambda leaf: leaf.mean(0), expectation(values, weights))
-        return (value, gradient), truth(objective, params, data), state
+        state = wander(key, started, objective, params, data, 5)
+        every = jax.vmap(lambda e: jax.vmap(lambda rows: one(rows, e, state))(batches))(draws)
+        found = jax.tree.map(lambda leaf: leaf.mean(0), expectation(every, weights))
+        return found, truth(objective, params, data), state
 
     return (*everything(walk_key), objective, data)
 
@@ -63,43 +74,76 @@ def test_the_mean_over_mini_batches_and_draws_is_the_full_gradient(x64, key, nam
     check(key, ESTIMATORS[name])
 
 
-@pytest.mark.parametrize("name", ["sticking_the_landing", "black_box", "joint"])
-def test_so_it_is_when_the_entropy_is_sampled(x64, key, name):
-    check(key, ESTIMATORS[name], form=quell.sampled_entropy)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_so_it_is_over_antithetic_pairs(x64, key, name):
+    check(key, ESTIMATORS[name], mirrored=True)
 
 
-@pytest.mark.parametrize("name", ["taylor", "svrg_held", "joint"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NESTED)
+def test_so_it_is_for_every_wrapper_over_any_estimator(x64, key, name):
+    check(key, NESTED[name])
+
+
+# One of each kind of change: a term of the score, of the draws, of the table, of the snapshot.
+@pytest.mark.parametrize(
+    "row",
+    [
+        lambda sampling: svrg(est.score_function(sampling)),
+        lambda sampling: est.taylor(svrg(sampling)),
+        lambda sampling: est.sticking_the_landing(est.joint(sampling)),
+    ],
+    ids=["svrg of scores", "taylor of svrg", "landing of joint"],
+)
+def test_so_it_is_for_wrappers_in_any_order(x64, key, row):
+    check(key, row)
+
+
+@pytest.mark.parametrize("name", ["sticking_the_landing", "score_function_controlled", "joint"])
+def test_so_it_is_when_the_divergence_is_sampled(x64, key, name):
+    check(key, ESTIMATORS[name], log_prior=unit_prior)
+
+
+@pytest.mark.parametrize("name", ["taylor", "svrg", "joint"])
 def test_so_it_is_when_the_batch_shares_its_draws(x64, key, name):
     check(key, ESTIMATORS[name], shared=True)
 
 
+def test_so_it_is_for_the_joint_variate_when_rows_of_the_data_repeat(x64, key):
+    check(key, ESTIMATORS["joint"], repeated=True)
+
+
 @pytest.mark.slow
 def test_paired_svrg_is_off_by_the_error_of_its_full_pass_and_no_more(x64, key):
-    def row(sampling, data):
-        return est.svrg(sampling, data, every=100)
+    def row(sampling):
+        return est.svrg(sampling, every=100)
 
     (_, gradient), (_, expected), state, objective, data = means(key, row)
-    at_snapshot = truth(objective._replace(regulariser=None), state.snapshot, data)[1]
-    error = jax.tree.map(jnp.subtract, state.full, at_snapshot)
+    snapshot = state.snapshot
+    at_snapshot = truth(objective._replace(regulariser=None), snapshot.params, data)[1]
+    error = jax.tree.map(jnp.subtract, snapshot.full, at_snapshot)
     off = jax.tree.map(jnp.subtract, gradient, expected)
     assert max_error(off, error) < QUADRATURE
     assert max_error(gradient, expected) > 1e-3
 
 
 def test_coefficients_that_have_seen_the_draw_are_seen_to_be_biased(x64, key):
-    """The negative control: learn from a batch, then use what was learned on it again."""
+    """The negative control: learn from a batch, then use the coefficients on that batch again."""
 
-    def peeking(sampling, data):
-        def make(objective):
-            inside = est.taylor(sampling, decay=0.5)(objective)
+    def peeking(sampling):
+        inner = est.taylor(sampling, decay=0.5)
 
-            def estimate(key, params, batch, state):
-                learned = inside.estimate(key, params, batch, state)[2]
-                return inside.estimate(key, params, batch, learned)
+        def start(*problem):
+            inside = inner.start(*problem)
 
-            return est.Estimator(inside.init, estimate)
+            def estimate(key, objective, params, batch, state):
+                learned = inside.estimate(key, objective, params, batch, state).state
+                return inside.estimate(key, objective, params, batch, learned)
 
-        return make
+            return Started(inside.init, estimate)
+
+        return Estimator("peeking", start)
 
     (_, gradient), (_, expected), *_ = means(key, peeking)
     assert max_error(gradient, expected) > 1e-3

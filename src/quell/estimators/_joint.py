@@ -1,25 +1,25 @@
 """The joint control variate: draws and points at once, from a table of past parameters.
 
-Each point n keeps θⁿ, the parameters at its last visit, and stands there for its gradient by that
-of the quadratic ℓ̃ₙ about the mean of q(·; θⁿ):
+Each point n keeps θⁿ, the parameters at its last visit, where the gradient of the quadratic ℓ̃ₙ
+about the mean of q(·; θⁿ) stands for the gradient of the point:
 
     G̃ = Ĝ(θ) + mean_b N ∇ℓ̃_b(w(θᵇ, ε_b)) − Σₙ ∇E_q[ℓ̃ₙ](θⁿ)
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from quell._errors import invalid
-from quell._objective import Objective, batch_size
+from quell._checks import check_data
+from quell._tree import take
 from quell.estimators._quadratic import MakeQuadratic, mean_of, second_order
-from quell.estimators._sampling import monte_carlo
-from quell.estimators._terms import linear, minus, structure_of
-from quell.estimators._types import Estimator, MakeEstimator
+from quell.estimators._terms import inner_or_plain, linear, minus, structure_of
+from quell.estimators._types import Batch, Estimate, Estimator, Started
+from quell.objective import Objective
 
 
 class Joint(NamedTuple):
@@ -38,43 +38,28 @@ class Joint(NamedTuple):
     inner: PyTree[Array]
 
 
-def index_of(example: PyTree[Array]) -> Int[Array, ""]:
-    """Which point an example is, from the leaf `index` of the data."""
-    if not isinstance(example, dict) or "index" not in example:
-        raise invalid(
-            "batch",
-            expected="a dict with a leaf 'index' that numbers the points",
-            got=jax.tree.structure(example),
-            advice="Add index=jnp.arange(N) to the data, or pass index= to say where it is.",
-        )
-    return example["index"]
-
-
-def joint(
-    inner: MakeEstimator | None = None,
-    *,
-    quadratic: MakeQuadratic = second_order,
-    index: Callable[[PyTree[Array]], Int[Array, ""]] = index_of,
-) -> MakeEstimator:
-    """Any estimator, of the objective less a quadratic stand-in for each point's gradient.
+def joint(inner: Estimator | None = None, *, quadratic: MakeQuadratic = second_order) -> Estimator:
+    """Any estimator, of the objective minus a quadratic stand-in for each point's gradient.
 
     X. Wang, T. Geffner and J. Domke, "Joint control variate for faster black-box variational
     inference", 2024, for location and scale alike: the closed-form mean of the quadratic takes
-    the whole Hessian, at d Hessian–vector products per example. Keeps 2 N P numbers. Unbiased,
-    whatever the table holds. Needs an objective with its variational structure, and `init` must
-    be given all of the data.
+    the whole Hessian, at d Hessian–vector products per example. Keeps 2 N P numbers; points with
+    equal rows share an entry. Unbiased, whatever the table holds. Needs an objective with its
+    variational structure.
 
     Args:
-      inner: the estimator to use on what is left; `monte_carlo()` by default.
-      quadratic: as in `surrogate`.
-      index: `index(example)`, the number of the point, 0 … N − 1.
+      inner: the estimator to use on the rest; `monte_carlo()` by default.
+      quadratic: as in `quadratic_surrogate`.
     """
-    inner = monte_carlo() if inner is None else inner
+    inner = inner_or_plain(inner)
 
-    def make(objective: Objective) -> Estimator:
+    def start(key, objective: Objective, params, data) -> Started:
         structure = structure_of(objective, "joint")
+        check_data(objective.num_data, data)
         family, N = structure.family, objective.num_data
-        inside = inner(objective)
+        inside = inner.start(key, objective, params, data)
+        entry = _first_equal(data)
+        shares = jnp.asarray(np.bincount(entry, minlength=N))
 
         def local(params, example):
             return quadratic(structure, mean_of(family, params), example)
@@ -84,28 +69,21 @@ def joint(
             fixed = local(params, example)
             return jax.grad(lambda p: -fixed.mean(family, p))(params)
 
-        def init(key, params, batch):
-            if batch_size(batch) != N:
-                raise invalid(
-                    "batch",
-                    expected=f"all {N} points: the table has a row for each",
-                    got=batch_size(batch),
-                    advice="Initialise with the whole data set, as fit does.",
-                )
-            rows = jax.vmap(index)(batch)
-            expected = jax.tree.map(
-                lambda e: jnp.zeros_like(e).at[rows].set(e), expected_gradient(params, batch)
-            )
+        def init(key, params):
+            expected = expected_gradient(params, data)
             return Joint(
                 table=jax.tree.map(lambda p: jnp.broadcast_to(p, (N, *p.shape)), params),
                 expected=expected,
                 total=jax.tree.map(lambda e: e.sum(0), expected),
-                inner=inside.init(key, params, batch),
+                inner=inside.init(key, params),
             )
 
-        def estimate(key, params, batch, state):
+        def estimate(key, objective, params, batch: Batch, state: Joint) -> Estimate:
+            rows = jnp.asarray(entry)[batch.indices]
+            pasts = take(state.table, rows)
+
             def stand_in(params, eps, example):
-                past = jax.tree.map(lambda t: t[index(example)], state.table)
+                past = take(pasts, _position(batch.examples, example))
                 fixed = local(past, example)
 
                 def value(p):
@@ -115,25 +93,44 @@ def joint(
 
             zeros = jax.tree.map(jnp.zeros_like, params)
             mean = partial(linear, state.total, origin=zeros)
-            quieter = inner(minus(objective, stand_in, mean))
-            gradient, value, inner_state = quieter.estimate(key, params, batch, state.inner)
-            rows = jax.vmap(index)(batch)
-            visited = _visit(state, rows, params, expected_gradient(params, batch), inner_state)
-            return gradient, value, visited
+            quieter = minus(objective, stand_in, mean)
+            found = inside.estimate(key, quieter, params, batch, state.inner)
+            expected = expected_gradient(params, batch.examples)
+            visited = _visit(state, rows, shares, params, expected, found.state)
+            return found._replace(state=visited)
 
-        return Estimator(init, estimate)
+        return Started(init, estimate)
 
-    return make
+    return Estimator(f"joint({inner.name})", start)
 
 
-def _visit(state: Joint, rows: Int[Array, " B"], params, expected, inner) -> Joint:
-    """Put the visited points' new entries in the tables; a point seen twice counts once."""
-    N = jax.tree.leaves(state.table)[0].shape[0]
-    times = jnp.zeros(N).at[rows].add(1.0)[rows]
+def _first_equal(data: PyTree[Array]) -> Int[np.ndarray, " N"]:
+    """For each row of the data the first row equal to it, on the host."""
+    flat = [np.asarray(leaf).reshape(len(leaf), -1) for leaf in jax.tree.leaves(data)]
+    kinds = [np.unique(leaf, axis=0, return_inverse=True)[1].reshape(-1) for leaf in flat]
+    _, first, kind = np.unique(np.stack(kinds, 1), axis=0, return_index=True, return_inverse=True)
+    return first[kind.reshape(-1)]
+
+
+def _position(examples: PyTree[Array], example: PyTree[Array]) -> Int[Array, ""]:
+    """The place of an example in its batch.
+
+    A loss sees one example and not its index. Equal rows share an entry of the table, so the first
+    row of the batch that equals the example leads to the right entry.
+    """
+    same = jax.tree.map(
+        lambda all, one: (all == one).reshape(len(all), -1).all(1), examples, example
+    )
+    return jnp.argmax(jnp.stack(jax.tree.leaves(same)).all(0))
+
+
+def _visit(state: Joint, rows: Int[Array, " B"], shares, params, expected, inner) -> Joint:
+    """The tables with the entries of the visited rows renewed; a row seen twice counts once."""
+    times = jnp.zeros(len(shares)).at[rows].add(1.0)[rows]
+    weights = shares[rows] / times
 
     def gained(total, old, new):
-        share = times.reshape(-1, *(1,) * (new.ndim - 1))
-        return total + ((new - old[rows]) / share).sum(0)
+        return total + jnp.tensordot(weights.astype(new.dtype), new - old[rows], 1)
 
     return Joint(
         table=jax.tree.map(lambda t, p: t.at[rows].set(p), state.table, params),

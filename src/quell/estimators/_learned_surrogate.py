@@ -3,52 +3,50 @@
 g_b = (f_b(w) − c_φ(w, y)) ∂ log q(w; θ)/∂θ + ∂c_φ(w(θ, ε), y)/∂θ
 """
 
-import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Key, PyTree
 
-from quell._objective import Objective
-from quell.contexts import as_matrix
-from quell.estimators._sampling import monte_carlo
-from quell.estimators._score import log_density
-from quell.estimators._terms import structure_of
-from quell.estimators._types import Estimator, MakeEstimator
-
-Layers = list[tuple[Float[Array, "i o"], Float[Array, " o"]]]
+from quell._mlp import Dense, apply_layers, init_layers
+from quell._tree import take
+from quell.contexts import Select, as_matrix
+from quell.estimators._score import log_density, score_objective
+from quell.estimators._terms import Term, inner_or_plain, minus, structure_of
+from quell.estimators._types import Batch, Estimate, Estimator, Started
+from quell.gaussian import Gaussian
+from quell.objective import Objective
 
 
 class LearnedSurrogate(NamedTuple):
     """State of `learned_surrogate`.
 
     Attributes:
-      network: φ, a weight matrix `[i, o]` and a bias `[o]` for each layer.
+      network: φ, a layer for each of the widths and a last one of width 1.
       optimizer: the state of its optimiser.
       inner: the state of the inner estimator.
     """
 
-    network: Layers
+    network: list[Dense]
     optimizer: PyTree[Array]
     inner: PyTree[Array]
 
 
 def learned_surrogate(
-    inner: MakeEstimator | None = None,
+    inner: Estimator | None = None,
     *,
     widths: tuple[int, ...] = (32,),
     optimizer: optax.GradientTransformation | None = None,
-    context: Callable[[PyTree[Array]], PyTree[Array]] = as_matrix,
-) -> MakeEstimator:
+    select: Select | None = None,
+) -> Estimator:
     """The score-function gradient of f − c_φ plus the reparameterised gradient of c_φ.
 
     W. Grathwohl, D. Choi, Y. Wu, G. Roeder and D. Duvenaud, "Backpropagation through the void",
     2018. The network c_φ(w, y) is trained on ‖G̃‖², whose expectation is the variance plus a
-    constant, by differentiating through the estimate; it is used before it is trained, so the
-    estimate is unbiased. No derivative of the model is taken. Needs an objective with its
+    constant, by differentiating through the estimate; the network is used before it is trained,
+    so the estimate is unbiased. No derivative of the model is taken. Needs an objective with its
     variational structure.
 
     Args:
@@ -56,68 +54,60 @@ def learned_surrogate(
         default.
       widths: of the hidden layers of the network.
       optimizer: for the network; Adam at 1e-2 by default.
-      context: what the network sees of a batch besides w; every leaf, side by side, by default.
+      select: `select(example)`, the part of an example that the network sees besides w; all
+        leaves by default.
     """
-    inner = monte_carlo() if inner is None else inner
+    inner = inner_or_plain(inner)
     optimizer = optax.adam(1e-2) if optimizer is None else optimizer
 
-    def make(objective: Objective) -> Estimator:
-        family = structure_of(objective, "learned_surrogate").family
-        inside = inner(objective)
+    def start(key, objective: Objective, params, data) -> Started:
+        original, family = objective, structure_of(objective, "learned_surrogate").family
+        inside = inner.start(key, objective, params, data)
+        width = family.size + as_matrix(take(data, jnp.arange(1)), select).shape[1]
 
-        def seen(example):
-            return as_matrix(context(jax.tree.map(lambda leaf: leaf[None], example)))[0]
-
-        def init(key, params, batch):
+        def init(key, params):
             network_key, inner_key = jax.random.split(key)
-            width = family.size + as_matrix(context(batch)).shape[1]
             network = _init_network(network_key, (width, *widths, 1))
-            inner_state = inside.init(inner_key, params, batch)
+            inner_state = inside.init(inner_key, params)
             return LearnedSurrogate(network, optimizer.init(network), inner_state)
 
-        def with_network(network):
-            def loss(params, eps, example):
-                value = jax.lax.stop_gradient(objective.loss(params, eps, example))
-                w, y = family.sample(params, eps), seen(example)
-                fixed = _apply_network(network, jax.lax.stop_gradient(w), y)
-                score = log_density(objective, params, eps)
-                return value + (value - fixed) * score + _apply_network(network, w, y) - fixed
+        def estimate(key, objective, params, batch: Batch, state: LearnedSurrogate) -> Estimate:
+            by_score = score_objective(original, objective)
 
-            N, structure = objective.num_data, objective.variational
-            return Objective(loss, objective.noise, N, objective.regulariser, structure)
-
-        def estimate(key, params, batch, state):
             def size(network):
-                estimator = inner(with_network(network))
-                gradient, value, after = estimator.estimate(key, params, batch, state.inner)
-                return optax.tree.norm(gradient, squared=True), (gradient, value, after)
+                quieter = minus(by_score, _network_term(network, family, select))
+                found = inside.estimate(key, quieter, params, batch, state.inner)
+                return optax.tree.norm(found.gradient, squared=True), found
 
-            slope, (gradient, value, after) = jax.grad(size, has_aux=True)(state.network)
+            slope, found = jax.grad(size, has_aux=True)(state.network)
             # unit scale: Adam does not need it, other optimisers do
-            slope = jax.tree.map(lambda s: s / objective.num_data**2, slope)
+            slope = jax.tree.map(lambda s: s / original.num_data**2, slope)
             updates, optimizer_state = optimizer.update(slope, state.optimizer, state.network)
             network = jax.tree.map(jnp.add, state.network, updates)
-            return gradient, value, LearnedSurrogate(network, optimizer_state, after)
+            return found._replace(state=LearnedSurrogate(network, optimizer_state, found.state))
 
-        return Estimator(init, estimate)
+        return Started(init, estimate)
 
-    return make
-
-
-def _init_network(key: Key[Array, ""], sizes: tuple[int, ...]) -> Layers:
-    """Scaled normal weights; the last layer starts at zero, so that c_φ does."""
-    keys = jax.random.split(key, len(sizes) - 1)
-    layers = [
-        (jax.random.normal(k, (i, o)) / math.sqrt(i), jnp.zeros(o))
-        for k, i, o in zip(keys, sizes[:-1], sizes[1:])
-    ]
-    weight, bias = layers[-1]
-    return [*layers[:-1], (jnp.zeros_like(weight), bias)]
+    return Estimator(f"learned_surrogate({inner.name})", start)
 
 
-def _apply_network(network: Layers, w: Array, y: Array) -> Float[Array, ""]:
-    h = jnp.concatenate([w, y])
-    for weight, bias in network[:-1]:
-        h = jnp.tanh(h @ weight + bias)
-    weight, bias = network[-1]
-    return (h @ weight + bias)[0]
+def _network_term(network: list[Dense], family: Gaussian, select: Select | None) -> Term:
+    """c_φ log q − c_φ, one by the score and one through the draw: their gradients have one mean."""
+
+    def term(params, eps, example):
+        y = as_matrix(jax.tree.map(lambda leaf: leaf[None], example), select)[0]
+
+        def c(w):
+            return apply_layers(network, jnp.concatenate([w, y]), jnp.tanh)[0]
+
+        w = family.sample(params, eps)
+        fixed = c(jax.lax.stop_gradient(w))
+        return fixed * (1 + log_density(family, params, eps)) - c(w)
+
+    return term
+
+
+def _init_network(key: Key[Array, ""], sizes: tuple[int, ...]) -> list[Dense]:
+    """Layers of the given sizes; the last layer starts at zero, so that c_φ does."""
+    layers = init_layers(key, sizes)
+    return [*layers[:-1], jax.tree.map(jnp.zeros_like, layers[-1])]

@@ -1,4 +1,4 @@
-"""Over which parameters a coefficient is shared."""
+"""Pooling: the parameters that share a coefficient."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 
 class Pooling(NamedTuple):
-    """How the entries of a gradient are divided into groups of one coefficient each.
+    """A division of the entries of a gradient into groups of one coefficient each.
 
     Attributes:
       split: k gradients, as leaves `[k, ...]`, to blocks `[G, k, n]`: G groups of n entries.
@@ -28,7 +28,7 @@ def _join_all(blocks, leaves):
     return _join_leaves(jnp.split(blocks[0][0], ends), leaves)
 
 
-together = Pooling(
+one_coefficient = Pooling(
     split=lambda leaves: [
         jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)[None]
     ],

@@ -6,19 +6,19 @@ With slope v and Hessian H at a centre z, and q(w) = N(m, Σ):
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from quell._gaussian import Gaussian
-from quell._variational import Variational
-from quell.estimators._ensemble import adaptive
+from quell.estimators._ensemble import without_term
 from quell.estimators._pooling import Pooling, per_leaf
-from quell.estimators._sampling import Sampling, monte_carlo
-from quell.estimators._terms import Term, minus, only, structure_of
-from quell.estimators._types import MakeEstimator
+from quell.estimators._terms import Term, inner_or_plain, structure_of
+from quell.estimators._types import Estimator
+from quell.gaussian import Gaussian
+from quell.objective import Objective, Variational
 
 
 class Quadratic(NamedTuple):
@@ -56,48 +56,36 @@ def second_order(
     return Quadratic(centre, slope(centre, example), jax.jacfwd(slope)(centre, example))
 
 
-def surrogate(
-    sampling: Sampling | None = None,
+def quadratic_surrogate(
+    inner: Estimator | None = None,
     *,
     quadratic: MakeQuadratic = second_order,
-    pooling: Pooling = per_leaf,
+    pooling: Pooling | None = per_leaf,
     decay: float = 0.99,
-) -> MakeEstimator:
-    """Subtract the gradient of ℓ̃(w) − E_q[ℓ̃], a surrogate of the log-likelihood.
+) -> Estimator:
+    """Any estimator minus a times the gradient of ℓ̃(w) − E_q[ℓ̃].
 
     J. Paisley, D. M. Blei and M. I. Jordan, "Variational Bayesian inference with stochastic
-    search", 2012, here for the reparameterised gradient. The coefficient is a running average of
+    search", 2012, here for the reparameterised gradient. The coefficient a is a running average of
     Cov/Var, applied before it is learned; it starts at 1. Needs an objective with its variational
     structure.
 
     Args:
-      sampling: how the draws are made; `monte_carlo()` by default.
+      inner: the estimator to subtract from; `monte_carlo()` by default.
       quadratic: `quadratic(structure, centre, example)`, a `Quadratic` about the mean of q:
         the second-order expansion, or a bound of your own.
-      pooling: over which parameters the coefficient is shared.
+      pooling: the parameters that share a coefficient. With None, every coefficient is 1, and
+        `inner` learns from the rest.
       decay: forgetting of the running average, in (0, 1].
     """
-    sampling = monte_carlo() if sampling is None else sampling
-
-    def variate(objective):
-        return sampling(only(objective, quadratic_term(objective, quadratic)))
-
-    return adaptive(sampling, variate, pooling, start=1.0, decay=decay)
+    inner = inner_or_plain(inner)
+    term_of = partial(_quadratic_term, quadratic)
+    return without_term(f"quadratic_surrogate({inner.name})", inner, term_of, pooling, decay)
 
 
-def minus_quadratic(
-    inner: MakeEstimator, *, quadratic: MakeQuadratic = second_order
-) -> MakeEstimator:
-    """Any estimator, of the objective less ℓ̃(w) − E_q[ℓ̃].
-
-    As `surrogate` with the coefficient 1; what `inner` learns, it learns from what is left.
-    """
-    return lambda objective: inner(minus(objective, quadratic_term(objective, quadratic)))
-
-
-def quadratic_term(objective, quadratic: MakeQuadratic) -> Term:
+def _quadratic_term(quadratic: MakeQuadratic, objective: Objective) -> Term:
     """E_q[ℓ̃] − ℓ̃(w), of mean zero, expanded about the mean of q."""
-    structure = structure_of(objective, "surrogate")
+    structure = structure_of(objective, "quadratic_surrogate")
     family = structure.family
 
     def term(params, eps, example):

@@ -2,37 +2,39 @@
 
 import jax
 
-from quell._objective import Objective
-from quell.estimators._sampling import monte_carlo
-from quell.estimators._terms import structure_of
-from quell.estimators._types import MakeEstimator
+from quell.estimators._score import log_density
+from quell.estimators._terms import changed, inner_or_plain, minus, structure_of
+from quell.estimators._types import Estimator
+from quell.objective import Objective
 
 
-def sticking_the_landing(inner: MakeEstimator | None = None) -> MakeEstimator:
+def sticking_the_landing(inner: Estimator | None = None) -> Estimator:
     """The gradient of −log p(y | w) + (log q(w) − log p(w)) / N through w = w(θ, ε) alone.
 
     G. Roeder, Y. Wu and D. Duvenaud, "Sticking the landing: simple, lower-variance gradient
-    estimators for variational inference", 2017. What it leaves out, the score ∂ log q(w; θ)/∂θ at
-    fixed w, has mean zero. Where q is the posterior, the rest vanishes for every draw, once the
-    batch is the data and shares its draws.
+    estimators for variational inference", 2017. The part that is left out, the score
+    ∂ log q(w; θ)/∂θ at fixed w, has mean zero. If q is the posterior, the rest vanishes for every
+    draw, once the batch is the data and shares its draws.
 
-    Needs an objective with its variational structure; one with the divergence in closed form is
-    turned into one that samples it.
+    Needs an objective with its variational structure; a divergence in closed form is replaced by
+    one from the draws.
 
     Args:
       inner: the estimator to use on that objective; `monte_carlo()` by default.
     """
-    inner = monte_carlo() if inner is None else inner
-    return lambda objective: inner(_path_objective(objective))
+    inner = inner_or_plain(inner)
+    return changed(f"sticking_the_landing({inner.name})", inner, _path_objective)
 
 
-def _path_objective(objective: Objective) -> Objective:
-    structure = structure_of(objective, "sticking_the_landing")
-    family, N = structure.family, objective.num_data
+def _path_objective(original: Objective, objective: Objective) -> Objective:
+    structure = structure_of(original, "sticking_the_landing")
+    family, divergence = structure.family, original.regulariser
 
-    def loss(params, eps, example):
+    def term(params, eps, example):
+        if divergence is None:
+            return log_density(family, params, eps) / original.num_data
         w = family.sample(params, eps)
         log_q = family.log_density(jax.lax.stop_gradient(params), w)
-        return (log_q - structure.log_prior(w)) / N - structure.log_likelihood(w, example)
+        return (divergence(params) - log_q + structure.log_prior(w)) / original.num_data
 
-    return Objective(loss, objective.noise, N, None, structure)
+    return minus(objective, term)

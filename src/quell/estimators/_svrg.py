@@ -1,160 +1,141 @@
 """Stochastic variance-reduced gradients: the noise of sub-sampling, from a snapshot.
 
-G̃ = Ĝ(θ) − Ĝ(θ̃) + ∇L(θ̃): the gradient of each example at a past θ̃ is taken off, and the mean over
-the whole data added back.
+G̃ = Ĝ(θ) − Ĝ(θ̃) + ∇L(θ̃): the gradient of each example at a past θ̃ is subtracted, and the mean
+over the whole data added back.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, Key, PyTree
+from jaxtyping import Array, Int, PyTree
 
+from quell._checks import check_data, check_whole
 from quell._errors import invalid
-from quell._objective import Objective, batch_size
-from quell.estimators._sampling import Sampling, antithetic, monte_carlo
-from quell.estimators._terms import Term, linear, minus
-from quell.estimators._types import Estimator, MakeEstimator
+from quell._tree import batch_size
+from quell.estimators._sampling import monte_carlo
+from quell.estimators._terms import inner_or_plain, linear, minus
+from quell.estimators._types import Batch, Estimate, Estimator, Started, check_sampling
+from quell.objective import Objective
+
+
+class Snapshot(NamedTuple):
+    """Past parameters and the gradient at them.
+
+    Attributes:
+      params: θ̃.
+      full: ∇L(θ̃) without the regulariser, a pytree like params.
+      held: the draws kept with the snapshot, leaves `[M, ...]`, or nothing.
+    """
+
+    params: PyTree[Array]
+    full: PyTree[Array]
+    held: PyTree[Array]
 
 
 class Svrg(NamedTuple):
     """State of `svrg`.
 
     Attributes:
-      snapshot: θ̃, a pytree like params.
-      full: ∇L(θ̃) without the regulariser, a pytree like params.
-      held: the draws kept with the snapshot, leaves `[M, ...]`, or nothing.
-      step: how many estimates were made, `[]`.
+      snapshot: θ̃ and its gradient.
+      step: the number of estimates so far, `[]`.
       inner: the state of the inner estimator.
     """
 
-    snapshot: PyTree[Array]
-    full: PyTree[Array]
-    held: PyTree[Array]
+    snapshot: Snapshot
     step: Int[Array, ""]
     inner: PyTree[Array]
 
 
-class SnapshotDraws(NamedTuple):
-    """Which draws the gradient at the snapshot is taken with.
-
-    Attributes:
-      draw: `draw(key, objective, N)`, the draws of the full pass, leaves `[M, N or 1, ...]`.
-      hold: what of them is kept in the state.
-      loss: `loss(objective, held)`, the loss whose gradient at the snapshot is taken off.
-    """
-
-    draw: Callable[[Key[Array, ""], Objective, int], PyTree[Array]]
-    hold: Callable[[PyTree[Array]], PyTree[Array]]
-    loss: Callable[[Objective, PyTree[Array]], Term]
-
-
-def paired_draws(sampling: Sampling | None = None) -> SnapshotDraws:
-    """The batch's own draws: at its snapshot the estimate has no variance at all.
-
-    In what sense it is biased: the mean over the data is itself estimated, from the draws of
-    `sampling` for each of the N points. The estimate is unbiased over batches and their draws up
-    to the error of that average, which stays until the next snapshot; it is unbiased once that
-    average is taken over the snapshot's draws as well.
-
-    Args:
-      sampling: how the draws of the full pass are made; `monte_carlo()` by default.
-    """
-    sampling = monte_carlo() if sampling is None else sampling
-    return SnapshotDraws(sampling.draw, lambda noise: (), lambda objective, held: objective.loss)
-
-
-def held_draws(sampling: Sampling | None = None) -> SnapshotDraws:
-    """M draws kept with the snapshot, the same for all points: unbiased whatever the snapshot.
-
-    Touches the noise of sub-sampling alone, and costs M gradients per example; at its snapshot
-    it leaves what M draws miss of each example's mean.
-
-    Args:
-      sampling: how they are made; `antithetic(4)` by default.
-    """
-    sampling = antithetic(4) if sampling is None else sampling
-
-    def loss(objective, held):
-        def averaged(params, eps, example):
-            return jax.vmap(lambda e: objective.loss(params, e, example))(held).mean()
-
-        return averaged
-
-    return SnapshotDraws(
-        draw=lambda key, objective, N: sampling.draw(key, objective, 1),
-        hold=lambda noise: jax.tree.map(lambda e: e[:, 0], noise),
-        loss=loss,
-    )
-
-
 def svrg(
-    inner: MakeEstimator,
-    data: PyTree[Array],
+    inner: Estimator | None = None,
     *,
     every: int | None = None,
-    draws: SnapshotDraws | None = None,
-) -> MakeEstimator:
-    """Any estimator, of the objective less its linearisation at a snapshot of the parameters.
+    held: Estimator | None = None,
+    full_pass: Estimator | None = None,
+) -> Estimator:
+    """Any estimator, of the objective minus its linearisation at a snapshot of the parameters.
 
     R. Johnson and T. Zhang, "Accelerating stochastic gradient descent using predictive variance
-    reduction", 2013. The snapshot is refreshed inside compiled code; what `inner` learns, it
-    learns from what is left. When runs are batched by `jax.vmap` every step pays for a full pass.
+    reduction", 2013. The snapshot is refreshed inside compiled code; `inner` learns from the rest.
+    When runs are batched by `jax.vmap` every step pays for a full pass. The linearisation is that
+    of the objective `svrg` is started with, whatever an outer estimator makes of it: put `svrg`
+    outermost, where nothing else has been subtracted yet.
+
+    By default the draws at the snapshot are the batch's own: at its snapshot the estimate has no
+    variance at all. In what sense it is biased: the mean over the data is itself estimated, from
+    the draws of `full_pass` for each of the N points. The estimate is unbiased over batches and
+    their draws up to the error of that average, which stays until the next snapshot; it is
+    unbiased once that average is taken over the snapshot's draws as well.
+
+    With `held`, M draws are kept with the snapshot, the same for all points: unbiased whatever the
+    snapshot. This touches the noise of sub-sampling alone, and costs M gradients per example; at
+    its snapshot it leaves the difference of M draws from each example's mean.
 
     Args:
-      inner: the estimator to use, such as `monte_carlo()` or a controlled one.
-      data: the whole data set, leaves `[N, ...]`.
+      inner: the estimator to use, such as `monte_carlo()` (the default) or a controlled one.
       every: steps between snapshots; two passes over the data by default.
-      draws: `paired_draws()` (the default), whose docstring says in what sense the estimate is
-        unbiased, or `held_draws()`, which is unbiased.
+      held: the plain estimator whose draws are kept with the snapshot, such as `antithetic(4)`.
+      full_pass: without `held`, the plain estimator whose draws the full pass uses;
+        `monte_carlo()` by default.
     """
-    how = paired_draws() if draws is None else draws
-    if every is not None and every < 1:
-        raise invalid("every", expected="a positive int", got=every, advice="Try 2 N / B.")
+    inner = inner_or_plain(inner)
+    if every is not None:
+        check_whole("every", every, 1, advice="Try 2 N / B.")
+    if held is not None and full_pass is not None:
+        raise invalid(
+            "full_pass",
+            expected="None, since the full pass uses the draws of held",
+            got=full_pass,
+            advice="Pass held or full_pass.",
+        )
+    kept = None if held is None else check_sampling("held", held)
+    fresh = check_sampling("full_pass", monte_carlo() if full_pass is None else full_pass)
 
-    def make(objective: Objective) -> Estimator:
-        N = objective.num_data
-        if batch_size(data) != N:
-            raise invalid(
-                "data",
-                expected=f"the {N} points the objective sums over",
-                got=batch_size(data),
-                advice="Give svrg the data that fit is given.",
-            )
-        inside = inner(objective)
-        noisy = Objective(objective.loss, objective.noise, N)
+    def start(key, objective: Objective, params, data) -> Started:
+        N, loss, noisy = objective.num_data, objective.loss, objective._replace(regulariser=None)
+        check_data(N, data)
+        inside = inner.start(key, objective, params, data)
 
-        def snapshot_at(key, params) -> tuple[Any, Any, Any]:
-            noise = how.draw(key, objective, N)
-            return params, noisy.gradient(params, noise, data), how.hold(noise)
+        def snapshot_at(key, params, data) -> Snapshot:
+            if kept is None:
+                noise = fresh.draw(key, objective, N)
+                return Snapshot(params, noisy.gradient(params, noise, data), ())
+            noise = kept.draw(key, objective, 1)
+            gradient = noisy.gradient(params, noise, data)
+            return Snapshot(params, gradient, jax.tree.map(lambda e: e[:, 0], noise))
 
-        def init(key, params, batch):
+        def loss_at_snapshot(draws, params, eps, example):
+            if kept is None:
+                return loss(params, eps, example)
+            return jax.vmap(lambda e: loss(params, e, example))(draws).mean()
+
+        def init(key, params):
             snapshot_key, inner_key = jax.random.split(key)
-            snapshot, full, held = snapshot_at(snapshot_key, params)
-            inner_state = inside.init(inner_key, params, batch)
-            return Svrg(snapshot, full, held, jnp.zeros((), jnp.int32), inner_state)
+            snapshot = snapshot_at(snapshot_key, params, data)
+            return Svrg(snapshot, jnp.zeros((), jnp.int32), inside.init(inner_key, params))
 
-        def estimate(key, params, batch, state):
+        def estimate(key, objective, params, batch: Batch, state: Svrg) -> Estimate:
             inner_key, snapshot_key = jax.random.split(key)
-            period = max(1, 2 * N // batch_size(batch)) if every is None else every
-            theta, full, held = jax.lax.cond(
+            period = max(1, 2 * N // batch_size(batch.examples)) if every is None else every
+            snapshot = jax.lax.cond(
                 (state.step > 0) & (state.step % period == 0),
-                lambda: snapshot_at(snapshot_key, params),
-                lambda: (state.snapshot, state.full, state.held),
+                lambda: snapshot_at(snapshot_key, params, batch.data),
+                lambda: state.snapshot,
             )
-            at_snapshot = how.loss(objective, held)
+            theta = snapshot.params
 
             def linearised(params, eps, example):
                 moved = jax.tree.map(jnp.subtract, params, theta)
-                return jax.jvp(lambda p: at_snapshot(p, eps, example), (theta,), (moved,))[1]
+                at = partial(loss_at_snapshot, snapshot.held, eps=eps, example=example)
+                return jax.jvp(at, (theta,), (moved,))[1]
 
-            mean = partial(linear, full, origin=theta)
-            quieter = inner(minus(objective, linearised, mean))
-            gradient, value, inner_state = quieter.estimate(inner_key, params, batch, state.inner)
-            return gradient, value, Svrg(theta, full, held, state.step + 1, inner_state)
+            mean = partial(linear, snapshot.full, origin=theta)
+            quieter = minus(objective, linearised, mean)
+            found = inside.estimate(inner_key, quieter, params, batch, state.inner)
+            return found._replace(state=Svrg(snapshot, state.step + 1, found.state))
 
-        return Estimator(init, estimate)
+        return Started(init, estimate)
 
-    return make
+    return Estimator(f"svrg({inner.name})", start)

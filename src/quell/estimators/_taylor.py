@@ -9,48 +9,37 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from quell._objective import Objective
-from quell.estimators._ensemble import adaptive
+from quell._tree import is_shape
+from quell.estimators._ensemble import without_term
 from quell.estimators._pooling import Pooling, per_leaf
-from quell.estimators._sampling import Sampling, monte_carlo
-from quell.estimators._terms import Term, minus, only
-from quell.estimators._types import MakeEstimator
-from quell.noise import Noise, is_shape
+from quell.estimators._terms import Term, inner_or_plain
+from quell.estimators._types import Estimator
+from quell.noise import Noise
+from quell.objective import Objective
 
 
 def taylor(
-    sampling: Sampling | None = None, *, pooling: Pooling = per_leaf, decay: float = 0.99
-) -> MakeEstimator:
-    """Subtract a·J(ε − ε₀), the gradient linearised at the mean of the noise.
+    inner: Estimator | None = None, *, pooling: Pooling | None = per_leaf, decay: float = 0.99
+) -> Estimator:
+    """Any estimator minus a·J(ε − ε₀), the gradient linearised at the mean of the noise.
 
     A. C. Miller, N. J. Foti, A. D'Amour and R. P. Adams, "Reducing reparameterization gradient
     variance", 2017. J(ε − ε₀) comes from one Jacobian–vector product, for every parameter.
     The coefficient a is a running average, applied before it is learned; it starts at 1.
 
     Args:
-      sampling: how the draws are made; `monte_carlo()` by default.
-      pooling: over which parameters the coefficient is shared.
+      inner: the estimator to subtract from; `monte_carlo()` by default.
+      pooling: the parameters that share a coefficient. With None, every coefficient is 1, and
+        `inner` learns from the rest.
       decay: forgetting of the running average, in (0, 1].
     """
-    sampling = monte_carlo() if sampling is None else sampling
-
-    def variate(objective):
-        return sampling(only(objective, linear_term(objective)))
-
-    return adaptive(sampling, variate, pooling, start=1.0, decay=decay)
+    inner = inner_or_plain(inner)
+    return without_term(f"taylor({inner.name})", inner, _linear_term, pooling, decay)
 
 
-def minus_linear(inner: MakeEstimator) -> MakeEstimator:
-    """Any estimator, of the objective without the part of its gradient that is linear in the noise.
-
-    As `taylor` with the coefficient 1; what `inner` learns, it learns from what is left.
-    """
-    return lambda objective: inner(minus(objective, linear_term(objective)))
-
-
-def linear_term(objective: Objective) -> Term:
+def _linear_term(objective: Objective) -> Term:
     """⟨∂loss/∂ε(θ, ε₀), ε − ε₀⟩, of mean zero."""
-    centre = mean_of(objective.noise)
+    centre = _mean_of(objective.noise)
 
     def term(params, eps, example):
         offset = jax.tree.map(jnp.subtract, eps, centre)
@@ -59,7 +48,7 @@ def linear_term(objective: Objective) -> Term:
     return term
 
 
-def mean_of(noise: Noise) -> PyTree[Array]:
+def _mean_of(noise: Noise) -> PyTree[Array]:
     """ε₀, the mean of one draw: the fixed point of its reflection, or from its first moment."""
     zeros = jax.tree.map(jnp.zeros, noise.shape, is_leaf=is_shape)
     if noise.reflect is not None:

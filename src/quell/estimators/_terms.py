@@ -1,24 +1,26 @@
-"""Surgery on objectives: what an estimator subtracts is the gradient of a term of the loss.
+"""Changes of objectives: a wrapper subtracts the gradient of a term of the loss.
 
 A term is `term(params, noise, example)` whose gradient in the parameters has mean zero, over the
-draws or over draws and points. Taken off the loss, it makes another objective with the same mean
-gradient, and every estimator works on that one too: this is how estimators compose.
+draws or over draws and points. The loss minus the term makes another objective with the same mean
+gradient, and every estimator works on that objective too: this is how estimators compose.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from quell._errors import invalid
-from quell._objective import Objective
-
-if TYPE_CHECKING:
-    from quell._variational import Variational
+from quell.estimators._sampling import monte_carlo
+from quell.estimators._types import Estimator, Started, check_estimator
+from quell.objective import Objective, Variational
 
 Term = Callable[[PyTree[Array], PyTree[Array], PyTree[Array]], Float[Array, ""]]
+
+Change = Callable[[Objective, Objective], Objective]
+"""`change(original, objective)`: the original is the objective that the estimator was started with,
+`objective` the one that it is given at a step, which an outer estimator may have changed."""
 
 
 def minus(
@@ -26,7 +28,7 @@ def minus(
     term: Term,
     regulariser: Callable[[PyTree[Array]], Float[Array, ""]] | None = None,
 ) -> Objective:
-    """The objective with a term taken off every loss, and a noise-free one added."""
+    """The objective with a term subtracted from every loss, and a noise-free part added."""
 
     def both(params):
         parts = [part for part in (objective.regulariser, regulariser) if part is not None]
@@ -42,25 +44,46 @@ def minus(
     )
 
 
-def only(objective: Objective, term: Term) -> Objective:
-    """An objective that is the term and nothing else: its estimates are the variate."""
-    return Objective(term, objective.noise, objective.num_data, None, objective.variational)
-
-
 def linear(slope: PyTree[Array], params: PyTree[Array], origin: PyTree[Array]) -> Float[Array, ""]:
     """⟨slope, θ − origin⟩, whose gradient is the slope."""
     parts = jax.tree.map(lambda s, p, o: (s * (p - o)).sum(), slope, params, origin)
     return jnp.asarray(sum(jax.tree.leaves(parts)))
 
 
-def structure_of(objective: Objective, estimator: str) -> "Variational":
-    """The variational structure of an objective; refuses one that has none."""
+def inner_or_plain(inner: Estimator | None) -> Estimator:
+    """The inner estimator of a wrapper, checked; `monte_carlo()` if there is none."""
+    inner = monte_carlo() if inner is None else inner
+    check_estimator("inner", inner)
+    return inner
+
+
+def changed(name: str, inner: Estimator, change: Change) -> Estimator:
+    """The inner estimator, given a changed objective at every step."""
+
+    def start(key, objective, params, data):
+        return given(inner.start(key, objective, params, data), objective, change)
+
+    return Estimator(name, start)
+
+
+def given(started: Started, original: Objective, change: Change) -> Started:
+    """A started estimator that is given a changed objective at every step."""
+    change(original, original)  # refuses an unsuitable objective now rather than while tracing
+
+    def estimate(key, objective, params, batch, state):
+        return started.estimate(key, change(original, objective), params, batch, state)
+
+    return Started(started.init, estimate)
+
+
+def structure_of(objective: Objective, estimator: str) -> Variational:
+    """The variational structure of an objective; refuses an objective that has none."""
     if objective.variational is None:
         raise invalid(
             "objective",
             expected=f"an objective that carries its variational structure: {estimator} looks at "
             "the density of q or at the likelihood",
-            got="one without",
-            advice="Make it with quell.closed_form_kl or quell.sampled_entropy.",
+            got="an objective without",
+            advice="Make it with quell.negative_elbo.",
         )
     return objective.variational
