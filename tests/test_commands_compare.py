@@ -6,9 +6,9 @@ import jax
 import pytest
 
 from quell.cli import main
-from quell.commands import bench as bench_command
-from quell.experiments import bench
-from quell.experiments.field import MODELS, contest, field
+from quell.commands import bench
+from quell.commands.catalogue import MODELS, estimators, problem
+from quell.contexts import as_matrix
 
 
 @pytest.mark.slow
@@ -51,34 +51,33 @@ def test_a_csv_file_is_compared_by_its_target(tmp_path):
     path = tmp_path / "people.csv"
     lines = [f"{i % 5},{(i * 7) % 11},{'yes' if i % 3 else 'no'}" for i in range(40)]
     path.write_text("\n".join(["age,height,tall", *lines]))
-    problem = contest("logistic", str(path), "tall")
-    assert problem.name == "logistic on people.csv"
-    assert problem.data["x"].shape == (40, 3)  # with a column of ones
-    assert problem.objective.num_data == 40
+    given = problem("logistic", str(path), "tall")
+    assert given.name == "logistic on people.csv"
+    assert given.data["x"].shape == (40, 3)  # with a column of ones
+    assert given.objective.num_data == 40
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["logistic", "deep-gp"])
-def test_the_field_is_made_or_says_why_not(model):
-    problem = contest(model)
-    made, refused = {}, {}
-    for name, make in field(jax.random.key(0), problem).items():
+def test_the_estimators_start_or_say_why_not(model, key):
+    given = problem(model)
+    started, refused = {}, {}
+    for name, estimator in estimators(given).items():
         try:
-            made[name] = make(problem.objective)
+            started[name] = estimator.start(key, given.objective, given.init(key), given.data)
         except ValueError as error:
             refused[name] = str(error)
-    assert {"plain", "antithetic", "recognition-network", "taylor", "svrg"} <= set(made)
+    assert {"plain", "antithetic", "recognition-network", "taylor", "svrg"} <= set(started)
     structured = {"sticking-the-landing", "score-function", "black-box", "surrogate", "joint"}
     if model == "logistic":
         assert not refused
     else:
         assert structured <= set(refused)
-    batch = jax.tree.map(lambda leaf: leaf[:4], problem.data)
-    assert problem.context(batch).shape == (4, problem.data["x"].shape[1] + 1)
+    batch = jax.tree.map(lambda leaf: leaf[:4], given.data)
+    assert as_matrix(batch, given.select).shape == (4, given.data["x"].shape[1] + 1)
 
 
-def test_every_benchmark_of_the_command_exists():
-    assert tuple(bench.SECTIONS) == bench_command.SECTIONS
+def test_every_model_of_the_command_exists():
     assert set(MODELS) == {"logistic", "deep-gp", "bnn", "vae"}
 
 

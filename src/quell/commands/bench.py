@@ -1,18 +1,212 @@
-"""`quell bench`: what a step costs and how the cost grows, side by side."""
+"""`quell bench`: the cost of a step and how the cost grows, side by side."""
 
 import argparse
 import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jaxtyping import Array, PyTree
+
+from quell._tree import take
+from quell.commands.catalogue import Problem, problem
+from quell.commands.catalogue import estimators as catalogue
+from quell.datasets._shipped import titanic
+from quell.diagnostics.records import save_json, table, versions
+from quell.diagnostics.timing import in_turns, stepper
+from quell.estimators._types import Estimator
+from quell.models._logistic import logistic_regression
+from quell.models._types import Model
+from quell.training.fit import fit
+from quell.training.hooks import callback, silent
 
 NAME = "bench"
 HELP = "time the training loop and every estimator, side by side, and as data and batches grow"
-SECTIONS = ("loop", "estimators", "growth", "batch-growth")
+BATCH = 10
+STEPS = 10_000
+OPTIMIZER = optax.adam(1e-2)
+KEY = jax.random.key(0)
+
+Turn = Callable[[int], float]
+
+
+class Section(NamedTuple):
+    """The results of one benchmark; prints as a table.
+
+    Attributes:
+      title: the thing that was timed.
+      header: the names of the columns.
+      rows: the cells.
+    """
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+    def __str__(self) -> str:
+        cells = [[f"{c:.3g}" if isinstance(c, float) else str(c) for c in row] for row in self.rows]
+        return f"\n{self.title}\n{table(self.header, cells)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The rows as dictionaries."""
+        return {"title": self.title, "rows": [dict(zip(self.header, row)) for row in self.rows]}
+
+
+def compared(
+    title: str, first: str, turns: Mapping[str, Turn], base: str, *, rounds: int
+) -> Section:
+    """Times of a step, side by side: median and least in µs, and the ratio to `base`.
+
+    Args:
+      title: the thing that is timed.
+      first: the head of the column of names.
+      turns: for each name, `turn(round)` gives seconds per step.
+      base: the name that the others are compared with.
+      rounds: turns of each.
+    """
+    times = in_turns(turns, rounds=rounds)
+    header = (first, "µs per step, median", "least", f"ratio to {base}")
+    rows = [
+        (name, statistics.median(own) * 1e6, min(own) * 1e6, ratio(own, times[base]))
+        for name, own in times.items()
+    ]
+    return Section(title, header, rows)
+
+
+def ratio(times: Sequence[float], others: Sequence[float]) -> float:
+    """The median over rounds of the ratio of two times."""
+    return statistics.median(a / b for a, b in zip(times, others))
+
+
+def turn_of(call: Callable[[], Any], steps: int = 1, *, least: float = 0.0) -> Turn:
+    """Turns that call a function until its results are ready, after one call that compiles.
+
+    Args:
+      call: the function; returns the arrays to wait for.
+      steps: steps of one call.
+      least: seconds of a turn, in which calls are repeated. Turns of one length meet a busy machine
+        alike, while short ones slip through or are hit in full.
+    """
+    jax.block_until_ready(call())
+
+    def turn(number: int) -> float:
+        del number
+        calls, spent, began = 0, 0.0, time.perf_counter()
+        while not calls or spent < least:
+            jax.block_until_ready(call())
+            calls, spent = calls + 1, time.perf_counter() - began
+        return spent / (calls * steps)
+
+    return turn
+
+
+def turn_of_fit(model: Model, data: PyTree[Array], num_steps: int) -> Turn:
+    """Turns of `fit` on plain gradients: seconds per step of the second half of a run.
+
+    Every call of `fit` compiles, which the first half pays for.
+    """
+    objective, params, half = model.objective(len(data["y"])), model.init(KEY), num_steps // 2
+
+    def turn(number: int) -> float:
+        del number
+        marks = []
+        fit(
+            KEY,
+            objective,
+            params,
+            data,
+            OPTIMIZER,
+            num_steps=2 * half,
+            batch_size=BATCH,
+            hooks=[callback(lambda *_: marks.append(time.perf_counter()), every=half), silent],
+        )
+        return (marks[1] - marks[0]) / half
+
+    return turn
+
+
+def turn_of_estimator(given: Problem, estimator: Estimator, batch_size: int) -> Turn:
+    """Turns of an estimator in a compiled loop, each going on where the last one stopped."""
+    params = given.init(KEY)
+    at = (given.objective, params, given.data)
+    started = estimator.start(KEY, *at)
+    loop = stepper(*at, started, batch_size)
+    prepared, state = loop.prepare(KEY), started.init(KEY, params)
+
+    def run():
+        nonlocal state
+        state = loop.advance(prepared, state, loop.length)
+
+    return turn_of(run, loop.length)
+
+
+def loop(rounds: int) -> Section:
+    """The training loop against the same step written by hand."""
+    data = titanic().data
+    turns = {
+        "quell.fit": turn_of_fit(logistic_regression(4), data, STEPS),
+        "bare lax.scan": turn_of(bare_scan(data, STEPS), STEPS),
+    }
+    title = f"Plain logistic regression step, titanic, batch {BATCH}"
+    return compared(title, "loop", turns, "quell.fit", rounds=rounds)
+
+
+def estimators(rounds: int) -> Section:
+    """A step of every estimator in a compiled loop, and plain steps dispatched one by one."""
+    given = problem("logistic")
+    turns = {
+        name: turn_of_estimator(given, estimator, BATCH)
+        for name, estimator in catalogue(given).items()
+    }
+    turns["plain, dispatched one by one"] = turn_of(_dispatched(given, steps=100), 100)
+    title = f"One step of each estimator, titanic, batch {BATCH}"
+    return compared(title, "estimator", turns, "plain", rounds=rounds)
+
+
+def growth(rounds: int) -> Section:
+    """Time per step as the data grows, shuffling included."""
+
+    def rows(N):
+        x = np.random.default_rng(0).standard_normal((N, 4), dtype=np.float32)
+        return {"x": jnp.asarray(x), "y": jnp.asarray(x[:, 0] > 0, jnp.float32)}
+
+    model, sizes = logistic_regression(4), (10**3, 10**5, 10**7)
+    turns = {f"N = {N}": turn_of_fit(model, rows(N), STEPS) for N in sizes}
+    return compared("Growth with N", "data", turns, f"N = {sizes[0]}", rounds=rounds)
+
+
+def batch_growth(rounds: int) -> Section:
+    """Time per step as the batch grows: plain, antithetic, and the paper's network."""
+    given = problem("logistic")
+    names = ("plain", "antithetic", "recognition-network", "closed-form-points")
+    turns = {
+        f"{name}, batch {size}": turn_of_estimator(given, estimator, size)
+        for name, estimator in catalogue(given, names).items()
+        for size in (10, 100, 1000)
+    }
+    title = "Growth with the batch, titanic"
+    return compared(title, "estimator", turns, "plain, batch 10", rounds=rounds)
+
+
+SECTIONS: dict[str, Callable[[int], Section]] = {
+    "loop": loop,
+    "estimators": estimators,
+    "growth": growth,
+    "batch-growth": batch_growth,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What can be asked for."""
+    """The options of the command."""
     parser.add_argument(
-        "--only", nargs="+", default=SECTIONS, choices=SECTIONS, help="which benchmarks"
+        "--only", nargs="+", default=list(SECTIONS), choices=list(SECTIONS), help="which benchmarks"
     )
     parser.add_argument("--rounds", type=int, default=15, help="turns that each competitor takes")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the JSON goes")
@@ -21,17 +215,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmarks one after the other."""
-    from quell.experiments.bench import SECTIONS as BENCHMARKS
-    from quell.experiments.timing import print_table, save, versions
-
-    results = {}
+    document: dict[str, Any] = {"versions": versions()}
     for name in args.only:
-        section = BENCHMARKS[name](args.rounds)
-        results[name] = section.to_json()
+        section = SECTIONS[name](args.rounds)
+        document[name] = section.to_json()
         if not args.json:
-            print_table(*section)
+            print(section)
     if args.json:
-        print(json.dumps({"versions": versions(), **results}, indent=2))
+        print(json.dumps(document, indent=2))
     if args.out is not None:
-        save(args.out / "bench.json", results)
+        save_json(args.out / "bench.json", document)
     return 0
+
+
+def bare_scan(data: PyTree[Array], num_steps: int) -> Callable[[], PyTree[Array]]:
+    """A function that runs the plain logistic regression step, written by hand in one scan."""
+    N, d = data["x"].shape
+    rows, columns = np.tril_indices(d)
+
+    def loss(params, eps, batch):
+        L = jnp.zeros((d, d)).at[rows, columns].set(params["scale"])
+        L = jnp.where(jnp.eye(d, dtype=bool), jnp.exp(L), L)
+        logits = jnp.sum(batch["x"] * (params["mean"] + eps @ L.T), -1)
+        likelihood = jnp.mean(batch["y"] * logits - jax.nn.softplus(logits))
+        log_det = params["scale"][rows == columns].sum()
+        kl = 0.5 * (jnp.sum(L**2) + jnp.sum(params["mean"] ** 2) - d) - log_det
+        return kl - N * likelihood
+
+    @jax.jit
+    def run(key, data):
+        index_key, noise_key = jax.random.split(key)
+        indices = jax.random.randint(index_key, (num_steps, BATCH), 0, N)
+
+        def step(carry, this):
+            params, state = carry
+            index, key = this
+            batch = jax.tree.map(lambda leaf: leaf[index], data)
+            eps = jax.random.normal(key, (BATCH, d))
+            value, gradient = jax.value_and_grad(loss)(params, eps, batch)
+            updates, state = OPTIMIZER.update(gradient, state, params)
+            return (optax.apply_updates(params, updates), state), value
+
+        params = {"mean": jnp.zeros(d), "scale": jnp.zeros(len(rows))}
+        carry = (params, OPTIMIZER.init(params))
+        return lax.scan(step, carry, (indices, jax.random.split(noise_key, num_steps)))
+
+    return lambda: run(KEY, data)
+
+
+def _dispatched(given: Problem, steps: int) -> Callable[[], Any]:
+    """Plain steps called from Python, each of them compiled."""
+    objective, params = given.objective, given.init(KEY)
+
+    @jax.jit
+    def step(key, params, data, rate):
+        batch_key, noise_key = jax.random.split(key)
+        batch = take(data, jax.random.randint(batch_key, (BATCH,), 0, objective.num_data))
+        gradient = objective.gradient(params, objective.sample_noise(noise_key, BATCH), batch)
+        return jax.tree.map(lambda p, g: p - rate * g, params, gradient)
+
+    def run():
+        moved = params
+        for i in range(steps):
+            moved = step(jax.random.fold_in(KEY, i), moved, given.data, 0.0)
+        return moved
+
+    return run

@@ -1,4 +1,4 @@
-"""`quell compare`: the estimators of the field side by side on a model and a data set."""
+"""`quell compare`: the estimators of the catalogue side by side on a model and a data set."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ HELP = "compare gradient estimators on a model: variance, time, and which of the
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What can be asked for."""
+    """The options of the command."""
     parser.add_argument("--model", default="logistic", help="logistic, deep-gp, bnn or vae")
     parser.add_argument(
         "--data", metavar="NAME|FILE.csv", help="a data set; the model's by default"
@@ -35,37 +35,37 @@ def run(args: argparse.Namespace) -> int:
     """Compare, print, save."""
     import jax
 
-    from quell._compare import compare
-    from quell.experiments.field import chosen, contest
+    from quell.commands.catalogue import estimators, problem
+    from quell.diagnostics.compare import compare
+    from quell.diagnostics.records import save_json
 
     began = time.monotonic()
 
     def report(name: str, size: int) -> None:
         print(f"{time.monotonic() - began:6.1f} s  {name}, batch {size}", file=sys.stderr)
 
-    problem = contest(args.model, args.data, args.target)
-    init_key, field_key, compare_key = jax.random.split(jax.random.key(args.seed), 3)
+    given = problem(args.model, args.data, args.target)
+    init_key, compare_key = jax.random.split(jax.random.key(args.seed))
     comparison = compare(
         compare_key,
-        problem.objective,
-        chosen(field_key, problem, args.estimators),
-        problem.init(init_key),
-        problem.data,
+        given.objective,
+        given.init(init_key),
+        given.data,
+        estimators(given, args.estimators),
         batch_sizes=args.batch_sizes,
         num_steps=args.steps,
         seconds=args.seconds,
         target=args.objective,
         report=report,
     )
-    document = {"problem": problem.name, **comparison.to_json()}
+    document = {"problem": given.name, **comparison.to_json()}
     if args.json:
         print(json.dumps(document, indent=2, allow_nan=False))
     else:
-        print(f"{problem.name}\n\n{comparison}")
+        print(f"{given.name}\n\n{comparison}")
     if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "comparison.json").write_text(json.dumps(document, indent=2) + "\n")
-        (args.out / "comparison.txt").write_text(f"{problem.name}\n\n{comparison}\n")
+        save_json(args.out / "comparison.json", document)
+        (args.out / "comparison.txt").write_text(f"{given.name}\n\n{comparison}\n")
         comparison.plot(args.out / "frontier.png")
     return 0
 

@@ -53,7 +53,7 @@ def mean_interval(values: Float[np.ndarray, " R"]) -> Interval:
     """The mean of independent replicates, with Student's interval."""
     R = len(values)
     quantile = float(special.stdtrit(R - 1, 0.5 + CONFIDENCE / 2))
-    return _around(float(np.mean(values)), quantile * np.std(values, ddof=1) / math.sqrt(R))
+    return _around(float(np.mean(values)), quantile * float(np.std(values, ddof=1)) / math.sqrt(R))
 
 
 def parts_from(replicates: Float[np.ndarray, "R 3"]) -> Parts:
@@ -85,4 +85,4 @@ def quotient(top: Interval, bottom: Interval) -> Interval:
 
 
 def _around(value: float, half: float) -> Interval:
-    return Interval(value, float(value - half), float(value + half))
+    return Interval(value, value - half, value + half)

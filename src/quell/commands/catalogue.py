@@ -1,0 +1,232 @@
+"""Problems and estimators by name, for the command line, the benchmarks and the documentation."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Key, PyTree
+
+from quell import bases
+from quell._errors import invalid
+from quell._tree import number_of_parameters, take
+from quell.coefficients._learned import context_free, recognition_network
+from quell.coefficients._least_squares import least_squares
+from quell.contexts import Select, adaptive, as_matrix, standardised
+from quell.datasets._csv import classification, from_csv, regression
+from quell.datasets._dataset import Dataset
+from quell.datasets._load import load
+from quell.datasets._shipped import airfoil, titanic
+from quell.estimators._closed_form import affordable_basis, closed_form
+from quell.estimators._controlled import controlled
+from quell.estimators._ensemble import ensemble
+from quell.estimators._joint import joint
+from quell.estimators._learned_surrogate import learned_surrogate
+from quell.estimators._pooling import per_entry, per_leaf
+from quell.estimators._quadratic import quadratic_surrogate
+from quell.estimators._sampling import antithetic, monte_carlo, quasi_monte_carlo
+from quell.estimators._score import score_function
+from quell.estimators._sticking import sticking_the_landing
+from quell.estimators._svrg import svrg
+from quell.estimators._taylor import taylor
+from quell.estimators._types import Estimator, check_sampling
+from quell.models._deep_gp import deep_gp
+from quell.models._logistic import logistic_regression
+from quell.models._neural_network import bayesian_neural_network
+from quell.models._types import Model
+from quell.models._vae import vae
+from quell.objective import Objective
+
+_MODEL_KEY = 0  # inducing points are part of the model: the same for every seed
+_COEFFICIENTS = 2**23  # the most that a step may touch
+_WEIGHTS = 64  # the most, each a Hessian–vector product per example
+_HIDDEN = (128, 128, 128)  # the paper's recognition network
+
+
+class Problem(NamedTuple):
+    """A model on a data set.
+
+    Attributes:
+      name: of the model and the data.
+      objective: the negative evidence lower bound.
+      init: `init(key)` gives initial params.
+      data: leaves `[N, ...]`.
+      select: `select(example)`, the part of an example that coefficients look at.
+      rate: of the Adam that the paper's coefficients learn with.
+    """
+
+    name: str
+    objective: Objective
+    init: Callable[[Key[Array, ""]], PyTree[Array]]
+    data: dict[str, Array]
+    select: Select
+    rate: float
+
+
+class _Entry(NamedTuple):
+    """The way from a model's name to a problem."""
+
+    default_data: str
+    task: Any
+    make: Callable[[Dataset], Model]
+    leaves: tuple[str, ...] = ("x", "y")
+    rate: float = 1e-3
+    bias: bool = False
+
+
+MODELS: dict[str, _Entry] = {
+    "logistic": _Entry(
+        "titanic", classification, lambda d: logistic_regression(d.dim), rate=1e-2, bias=True
+    ),
+    "deep-gp": _Entry("airfoil", regression, lambda d: deep_gp(jax.random.key(_MODEL_KEY), d.x)),
+    "bnn": _Entry(
+        "digits", classification, lambda d: bayesian_neural_network(d.dim, max(2, len(d.classes)))
+    ),
+    "vae": _Entry("digits", classification, lambda d: vae(d.dim), leaves=("x",)),
+}
+
+
+def problem(model: str, data: str | None = None, target: str | None = None) -> Problem:
+    """A model on a data set, by name.
+
+    Args:
+      model: one of `MODELS`.
+      data: the name of a data set, or a CSV file; by default the model's usual data.
+      target: the target column of the CSV file.
+    """
+    if model not in MODELS:
+        raise invalid(
+            "model", expected=f"one of {list(MODELS)}", got=model, advice="Choose one of these."
+        )
+    entry = MODELS[model]
+    name = entry.default_data if data is None else data
+    table = _load(name, target, entry.task)
+    if entry.bias and not bool((table.x == 1).all(0).any()):
+        table = table.with_bias()
+    made = entry.make(table)
+    return Problem(
+        name=f"{model} on {Path(name).name}",
+        objective=made.objective(table.num_data),
+        init=made.init,
+        data=made.prepare(table.data),
+        select=lambda example: {leaf: example[leaf] for leaf in entry.leaves},
+        rate=entry.rate,
+    )
+
+
+def _load(name: str, target: str | None, task: Any) -> Dataset:
+    shipped = {"titanic": titanic, "airfoil": airfoil}
+    if name in shipped:
+        return shipped[name]()
+    if not name.endswith(".csv"):
+        return load(name)
+    if target is None:
+        raise invalid(
+            "target",
+            expected="the name of the target column",
+            got="none",
+            advice="Add --target COLUMN.",
+        )
+    return from_csv(name, target=target, task=task)
+
+
+def estimators(problem: Problem, names: Sequence[str] | None = None) -> dict[str, Estimator]:
+    """The estimators with these names, all of them for None, with the contexts of a problem.
+
+    An estimator that the problem cannot serve, or no machine could pay for, says so when it is
+    started.
+    """
+    found = _estimators(problem)
+    unknown = [name for name in names or () if name not in found]
+    if unknown:
+        raise invalid(
+            "estimators",
+            expected=f"some of {', '.join(found)}",
+            got=", ".join(unknown),
+            advice="Separate names by commas.",
+        )
+    return found if names is None else {name: found[name] for name in names}
+
+
+def _estimators(problem: Problem) -> dict[str, Estimator]:
+    D, adam, pairs = problem.objective.noise.size, optax.adam(problem.rate), antithetic()
+    context = standardised(problem.select)
+    width = as_matrix(take(problem.data, jnp.arange(1)), problem.select).shape[1]
+    # The context alone counts: `closed_form` would count every column of the data.
+    basis = affordable_basis(problem.objective.noise, check_sampling("sampling", pairs), width)
+    model = least_squares(adaptive(select=problem.select), context)
+    single = closed_form(sampling=monte_carlo(), basis=bases.linear(), coefficients=model)
+    free = controlled(context_free(adam))
+    network = controlled(recognition_network(_HIDDEN, adam, context=context))
+    return {
+        "plain": monte_carlo(),
+        "plain-4": monte_carlo(4),
+        "antithetic": pairs,
+        "antithetic-8": antithetic(8),
+        "quasi-monte-carlo": quasi_monte_carlo(8),
+        "context-free": _with_few_coefficients(free, D),
+        "recognition-network": _with_few_coefficients(network, D * (_HIDDEN[-1] + 1)),
+        "closed-form": closed_form(basis=basis, coefficients=model),
+        "closed-form-points": closed_form(basis=bases.no_basis(), coefficients=model),
+        "closed-form-single-draw": _with_few_coefficients(single, D * (width + 1)),
+        "taylor": taylor(),
+        "sticking-the-landing": sticking_the_landing(),
+        "surrogate": _with_few_weights(quadratic_surrogate()),
+        "score-function": score_function(),
+        "black-box": score_function(pooling=per_entry),
+        "learned-surrogate": learned_surrogate(select=problem.select),
+        "ensemble": _ensemble(problem.objective),
+        "svrg": svrg(),
+        "svrg-antithetic": svrg(pairs),
+        "joint": _with_few_weights(joint()),
+    }
+
+
+def _ensemble(objective: Objective) -> Estimator:
+    """Plain, Taylor's and, if the objective has the structure, sticking the landing."""
+    others = [taylor(pooling=None)]
+    if objective.variational is not None:
+        others.append(sticking_the_landing())
+    return ensemble(monte_carlo(), *others, pooling=per_leaf)
+
+
+def _checked(estimator: Estimator, check: Callable[[Objective, PyTree[Array]], None]) -> Estimator:
+    """The estimator, refused when it is started if it would be out of reach."""
+
+    def start(key, objective, params, data):
+        check(objective, params)
+        return estimator.start(key, objective, params, data)
+
+    return Estimator(estimator.name, start)
+
+
+def _with_few_weights(estimator: Estimator) -> Estimator:
+    """Refuse a Hessian of every example if there are many weights."""
+
+    def check(objective, params):
+        if objective.noise.size > _WEIGHTS:
+            raise invalid(
+                "objective",
+                expected=f"at most {_WEIGHTS} weights, each a Hessian–vector product",
+                got=objective.noise.size,
+                advice=f"{estimator.name} is for models with few weights.",
+            )
+
+    return _checked(estimator, check)
+
+
+def _with_few_coefficients(estimator: Estimator, features: int) -> Estimator:
+    """Refuse coefficients of a size that no step can pay for."""
+
+    def check(objective, params):
+        if features * number_of_parameters(params) > _COEFFICIENTS:
+            raise invalid(
+                "control",
+                expected=f"at most {_COEFFICIENTS} coefficients",
+                got=f"{features} features × {number_of_parameters(params)} parameters",
+                advice="Control chosen leaves, or fewer functions of the noise.",
+            )
+
+    return _checked(estimator, check)
