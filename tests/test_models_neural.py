@@ -9,8 +9,8 @@ import optax
 import pytest
 import scipy.stats
 
+import quell
 from quell import datasets
-from quell._fit import fit
 from quell.models import bayesian_neural_network, categorical, gaussian, vae
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -23,14 +23,15 @@ def digits():
 
 
 def trained(model, data, *, num_steps, learning_rate, batch_size=20):
-    return fit(
+    return quell.fit(
+        jax.random.key(1),
         model.objective(data["x"].shape[0]),
+        model.init,
         data,
-        params=model.init,
-        optimizer=optax.adam(learning_rate),
+        optax.adam(learning_rate),
         num_steps=num_steps,
         batch_size=batch_size,
-        key=jax.random.key(1),
+        hooks=[quell.silent],
     )
 
 
@@ -106,9 +107,9 @@ def test_autoencoder_bound_is_below_the_evidence():
     eps = jnp.asarray(nodes[:, None], float)
     example = {"x": jnp.ones(1)}
     losses = jax.vmap(model.loss, in_axes=(None, 0, None))(params, eps, example)
-    decoder = params["decoder"]
-    h = jnp.tanh(eps @ decoder["hidden_weights"] + decoder["hidden_bias"])
-    logits = (h @ decoder["output_weights"] + decoder["output_bias"])[:, 0]
+    hidden, output = params["decoder"]
+    h = jnp.tanh(eps @ hidden.kernel + hidden.bias)
+    logits = (h @ output.kernel + output.bias)[:, 0]
     evidence = math.log(float(jax.nn.sigmoid(logits) @ weights))
     assert -float(losses @ weights) <= evidence
 
@@ -138,9 +139,9 @@ def test_gradients_are_finite():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: bayesian_neural_network(0, 2), "dim: expected a positive int"),
-        (lambda: bayesian_neural_network(3, 2, hidden=0), "hidden: expected a positive int"),
-        (lambda: vae(64, latent=0), "latent: expected a positive int"),
+        (lambda: bayesian_neural_network(0, 2), "dim: expected 1 to"),
+        (lambda: bayesian_neural_network(3, 2, hidden=0), "hidden: expected 1 to"),
+        (lambda: vae(64, latent=0), "latent: expected 1 to"),
         (lambda: gaussian(0.0), "variance: expected a positive number"),
     ],
 )
