@@ -6,39 +6,58 @@ import numpy as np
 import optax
 import pytest
 from _exact import max_error, mini_batches, total_variance
-from estimator_table import problem, quick_jit, take
+from estimator_table import problem, quick_jit, unit_prior
 
 import quell
 from quell import estimators as est
 from quell import models
-from quell._fit import fit
-from quell._gaussian import cholesky
+from quell import noise as noises
+from quell._tree import batch_size
 from quell.datasets import titanic
+from quell.estimators._types import batch_of
+from quell.gaussian import cholesky
 
 
-def draws_of(key, estimator, params, batch, state=None, count=200):
-    """Gradients at fixed params, batch and state: leaves `[count, ...]`."""
+def draws_of(key, estimator, objective, params, data, state=None, count=200):
+    """Gradients at fixed params and state, of the whole data: leaves `[count, ...]`."""
     init_key, draw_key = jax.random.split(key)
+    started = estimator.start(key, objective, params, data)
+    batch = batch_of(data, jnp.arange(batch_size(data)))
 
     @quick_jit
     def all_of_them(keys, state):
         if state is None:
-            state = estimator.init(init_key, params, batch)
-        return jax.vmap(lambda k: estimator.estimate(k, params, batch, state)[0])(keys)
+            state = started.init(init_key, params)
+        return jax.vmap(lambda k: started.estimate(k, objective, params, batch, state).gradient)(
+            keys
+        )
 
     return all_of_them(jax.random.split(draw_key, count), state)
 
 
-def linear_gaussian(key, dim=2, num_data=6):
-    """Linear regression whose exact posterior is in the family, and its parameters."""
+def over_mini_batches(started, objective, params, data, state, keys, size=2):
+    """Gradients of every mini-batch with every key, leaves `[batches, keys, ...]`."""
+
+    @quick_jit
+    def gradients(keys, params, state):
+        return jax.vmap(
+            lambda rows: jax.vmap(
+                lambda k: (
+                    started.estimate(k, objective, params, batch_of(data, rows), state).gradient
+                )
+            )(keys)
+        )(mini_batches(batch_size(data), size))
+
+    return gradients(keys, params, state)
+
+
+def linear_gaussian(key, dim=2, num_data=6, log_prior=None):
+    """Linear regression: its likelihood, the parameters of its exact posterior, its data."""
     x_key, y_key = jax.random.split(key)
     data = {
         "x": jax.random.normal(x_key, (num_data, dim)),
         "y": jax.random.normal(y_key, (num_data,)),
-        "index": jnp.arange(num_data),
     }
-    family = quell.full_covariance(dim)
-    structure = quell.variational(lambda w, e: -0.5 * (e["y"] - w @ e["x"]) ** 2, family)
     covariance = jnp.linalg.inv(jnp.eye(dim) + data["x"].T @ data["x"])
     L = jnp.linalg.cholesky(covariance)
     # where each entry of the packed form lies in L
@@ -47,16 +66,23 @@ def linear_gaussian(key, dim=2, num_data=6):
     lower = np.tril_indices(dim)
     scale = jnp.zeros(t).at[place[lower]].set(L[lower])
     posterior = {"mean": covariance @ data["x"].T @ data["y"], "scale": scale}
-    return structure, posterior, data
+
+    def log_likelihood(w, example):
+        return -0.5 * (example["y"] - w @ example["x"]) ** 2
+
+    objective = quell.negative_elbo(
+        log_likelihood, quell.full_covariance(dim), num_data=num_data, log_prior=log_prior
+    )
+    return objective, posterior, data
 
 
-@pytest.mark.parametrize("form", [quell.closed_form_kl, quell.sampled_entropy])
-def test_sticking_the_landing_has_no_variance_at_an_exact_optimum(x64, key, form):
+@pytest.mark.parametrize("log_prior", [None, unit_prior])
+def test_sticking_the_landing_has_no_variance_at_an_exact_optimum(x64, key, log_prior):
     data_key, draw_key = jax.random.split(key)
-    structure, posterior, data = linear_gaussian(data_key)
-    objective, sampling = form(structure, 6), est.monte_carlo(shared=True)
-    plain = draws_of(draw_key, sampling(objective), posterior, data)
-    landed = draws_of(draw_key, est.sticking_the_landing(sampling)(objective), posterior, data)
+    objective, posterior, data = linear_gaussian(data_key, log_prior=log_prior)
+    sampling = est.monte_carlo(shared=True)
+    plain = draws_of(draw_key, sampling, objective, posterior, data)
+    landed = draws_of(draw_key, est.sticking_the_landing(sampling), objective, posterior, data)
     assert total_variance(plain) > 0.1
     assert total_variance(landed) < 1e-20
     assert (
@@ -70,29 +96,20 @@ def test_sticking_the_landing_has_no_variance_at_an_exact_optimum(x64, key, form
 def test_the_surrogate_has_no_variance_for_a_quadratic_likelihood(x64, key):
     """The second-order expansion is then the likelihood itself, for location and scale."""
     data_key, draw_key = jax.random.split(key)
-    structure, posterior, data = linear_gaussian(data_key)
+    objective, posterior, data = linear_gaussian(data_key)
     params = jax.tree.map(lambda p: p + 0.3, posterior)
-    objective = quell.closed_form_kl(structure, 6)
-    assert total_variance(draws_of(draw_key, est.monte_carlo()(objective), params, data)) > 0.1
-    assert total_variance(draws_of(draw_key, est.surrogate()(objective), params, data)) < 1e-20
+    problem = objective, params, data
+    assert total_variance(draws_of(draw_key, est.monte_carlo(), *problem)) > 0.1
+    assert total_variance(draws_of(draw_key, est.quadratic_surrogate(), *problem)) < 1e-20
 
 
 def test_joint_has_no_variance_for_a_quadratic_likelihood_where_its_table_is_fresh(x64, key):
     data_key, init_key, draw_key = jax.random.split(key, 3)
-    structure, posterior, data = linear_gaussian(data_key)
+    objective, posterior, data = linear_gaussian(data_key)
     params = jax.tree.map(lambda p: p + 0.3, posterior)
-    estimator = est.joint()(quell.closed_form_kl(structure, 6))
-    state = estimator.init(init_key, params, data)
-
-    @quick_jit
-    def gradients(keys):
-        return jax.vmap(
-            lambda rows: jax.vmap(
-                lambda k: estimator.estimate(k, params, take(data, rows), state)[0]
-            )(keys)
-        )(mini_batches(6, 2))
-
-    drawn = gradients(jax.random.split(draw_key, 10))
+    started = est.joint().start(key, objective, params, data)
+    state, keys = started.init(init_key, params), jax.random.split(draw_key, 10)
+    drawn = over_mini_batches(started, objective, params, data, state, keys)
     flat = jax.tree.map(lambda g: g.reshape(-1, *g.shape[2:]), drawn)
     assert total_variance(flat) < 1e-20
 
@@ -109,8 +126,8 @@ def quadratic_objective(noise, num_data=5):
 
 NOISES = {
     "normal": lambda: quell.normal(2, mean=[1.0, -1.0], covariance=[[2.0, 0.3], [0.3, 1.0]]),
-    "uniform": lambda: quell.uniform(2, 0.0, 3.0),
-    "exponential": lambda: quell.from_moments(2, jax.random.exponential, [1.0, 2.0]),
+    "uniform": lambda: noises.uniform(2, 0.0, 3.0),
+    "exponential": lambda: noises.from_moments(2, jax.random.exponential, [1.0, 2.0]),
 }
 
 
@@ -118,9 +135,9 @@ NOISES = {
 def test_taylor_has_no_variance_for_a_quadratic_objective(x64, key, noise):
     data_key, draw_key = jax.random.split(key)
     objective = quadratic_objective(NOISES[noise]())
-    params, data = {"at": jnp.ones(2)}, jax.random.normal(data_key, (5, 2))
-    assert total_variance(draws_of(draw_key, est.monte_carlo()(objective), params, data)) > 0.1
-    assert total_variance(draws_of(draw_key, est.taylor()(objective), params, data)) < 1e-20
+    problem = objective, {"at": jnp.ones(2)}, jax.random.normal(data_key, (5, 2))
+    assert total_variance(draws_of(draw_key, est.monte_carlo(), *problem)) > 0.1
+    assert total_variance(draws_of(draw_key, est.taylor(), *problem)) < 1e-20
 
 
 def test_the_coefficient_of_taylor_is_learned(key):
@@ -130,34 +147,33 @@ def test_the_coefficient_of_taylor_is_learned(key):
         quell.normal(1),
         1,
     )
-    params, batch = {"a": jnp.ones(1)}, jnp.zeros((1, 1))
-    estimator = est.taylor(decay=1.0)(objective)
+    params, data = {"a": jnp.ones(1)}, jnp.zeros((1, 1))
+    estimator = est.taylor(decay=1.0)
+    started, batch = estimator.start(key, objective, params, data), batch_of(data, jnp.arange(1))
 
     @jax.jit
     def learned(key):
         def step(state, key):
-            return estimator.estimate(key, params, batch, state)[2], None
+            return started.estimate(key, objective, params, batch, state).state, None
 
-        return jax.lax.scan(step, estimator.init(key, params, batch), jax.random.split(key, 4000))[
-            0
-        ]
+        return jax.lax.scan(step, started.init(key, params), jax.random.split(key, 4000))[0]
 
     state = learned(key)
     # c = 2ε, g = sin 2ε − 3ε³: Cov[g, c] / Var[c] = (2 exp(−2) − 9) / 2
     best = (2 * np.exp(-2) - 9) / 2
     assert abs(float(state.cross[0][0, 0] / state.gram[0][0, 0, 0]) - best) < 0.3
-    plain = total_variance(draws_of(key, est.monte_carlo()(objective), params, batch, count=2000))
-    quieter = total_variance(draws_of(key, estimator, params, batch, state, count=2000))
-    assert quieter < 0.6 * plain
+    plain = draws_of(key, est.monte_carlo(), objective, params, data, count=2000)
+    quieter = draws_of(key, estimator, objective, params, data, state, count=2000)
+    assert total_variance(quieter) < 0.6 * total_variance(plain)
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_antithetic_draws_kill_a_linear_dependence(x64, key, shared):
     noise = quell.normal(2, mean=[1.0, 2.0], covariance=[[2.0, 0.3], [0.3, 1.0]])
     objective = quell.Objective(lambda p, eps, y: (p * eps).sum() * y, noise, 4)
-    params, batch = jnp.ones(2), jnp.arange(4.0)
-    plain = draws_of(key, est.monte_carlo(2, shared=shared)(objective), params, batch)
-    paired = draws_of(key, est.antithetic(2, shared=shared)(objective), params, batch)
+    problem = objective, jnp.ones(2), jnp.arange(4.0)
+    plain = draws_of(key, est.monte_carlo(2, shared=shared), *problem)
+    paired = draws_of(key, est.antithetic(2, shared=shared), *problem)
     assert total_variance(plain) > 0.1
     assert total_variance(paired) < 1e-20
 
@@ -165,60 +181,51 @@ def test_antithetic_draws_kill_a_linear_dependence(x64, key, shared):
 def test_svrg_at_its_snapshot_kills_the_points_part_entirely(x64, key):
     data_key, init_key, draw_key = jax.random.split(key, 3)
     objective, params, data = problem(data_key, dim=2, num_data=6)
-    batches = mini_batches(6, 2)
-
-    @quick_jit
-    def gradients(keys, state, params):
-        return jax.vmap(
-            lambda rows: jax.vmap(
-                lambda k: estimator.estimate(k, params, take(data, rows), state)[0]
-            )(keys)
-        )(batches)
-
-    estimator = est.svrg(est.monte_carlo(), data, every=10)(objective)
-    state = estimator.init(init_key, params, data)
-    keys = jax.random.split(draw_key, 10)
-    drawn = gradients(keys, state, params)
+    started = est.svrg(every=10).start(key, objective, params, data)
+    state, keys = started.init(init_key, params), jax.random.split(draw_key, 10)
+    drawn = over_mini_batches(started, objective, params, data, state, keys)
     points = jax.tree.map(lambda g: g.mean(1), drawn)
     assert total_variance(points) < 1e-20
     moved = jax.tree.map(lambda p: p + 1.0, params)
-    away = jax.tree.map(lambda g: g.mean(1), gradients(keys, state, moved))
+    drawn = over_mini_batches(started, objective, moved, data, state, keys)
+    away = jax.tree.map(lambda g: g.mean(1), drawn)
     assert total_variance(away) > 1e-3
 
 
 def test_svrg_refreshes_its_snapshot_inside_compiled_code(key):
     data_key, init_key = jax.random.split(key)
     objective, params, data = problem(data_key)
-    estimator = est.svrg(est.monte_carlo(), data, every=3)(objective)
+    started = est.svrg(every=3).start(key, objective, params, data)
+    batch = batch_of(data, jnp.arange(2))
 
     @quick_jit
     def walk(state):
         def step(state, i):
             here = jax.tree.map(lambda p: p + i, params)
-            state = estimator.estimate(jax.random.key(i), here, take(data, jnp.arange(2)), state)[2]
-            return state, state.snapshot["mean"][0] - params["mean"][0]
+            state = started.estimate(jax.random.key(i), objective, here, batch, state).state
+            return state, state.snapshot.params["mean"][0] - params["mean"][0]
 
         return jax.lax.scan(step, state, jnp.arange(8))[1]
 
-    seen = walk(estimator.init(init_key, params, data))
+    seen = walk(started.init(init_key, params))
     np.testing.assert_allclose(seen, [0, 0, 0, 3, 3, 3, 6, 6], rtol=1e-6)
 
 
-def trained_variance(key, make, objective, params, data, draws=4000):
+def trained_variance(key, estimator, objective, params, data, draws=4000):
     """tr Cov[G̃] over batches of 5 and draws, after 500 steps of learning; its standard error."""
-    estimator, N = make(objective), objective.num_data
+    started, N = estimator.start(key, objective, params, data), objective.num_data
 
     def one(key, state):
         rows = jax.random.choice(key, N, (5,), replace=False)
-        return estimator.estimate(key, params, take(data, rows), state)
+        return started.estimate(key, objective, params, batch_of(data, rows), state)
 
     @quick_jit
     def sample(key):
         walk_key, draw_key = jax.random.split(key)
-        state = estimator.init(walk_key, params, data)
+        state = started.init(walk_key, params)
         keys = jax.random.split(walk_key, 500)
-        state = jax.lax.scan(lambda state, k: (one(k, state)[2], None), state, keys)[0]
-        return jax.vmap(lambda k: one(k, state)[0])(jax.random.split(draw_key, draws))
+        state = jax.lax.scan(lambda state, k: (one(k, state).state, None), state, keys)[0]
+        return jax.vmap(lambda k: one(k, state).gradient)(jax.random.split(draw_key, draws))
 
     leaves = jax.tree.leaves(sample(key))
     squares = sum(((g - g.mean(0)) ** 2).reshape(draws, -1).sum(1) for g in leaves)
@@ -228,14 +235,13 @@ def trained_variance(key, make, objective, params, data, draws=4000):
 @pytest.mark.slow
 def test_the_ensemble_is_never_worse_than_its_best_member(key):
     objective, params, data = problem(key, dim=2, num_data=40)
-    sampling = est.monte_carlo()
     members = (
-        sampling,
-        est.minus_linear(sampling),
-        est.minus_quadratic(sampling),
-        est.score_function(sampling),
+        est.monte_carlo(),
+        est.taylor(pooling=None),
+        est.quadratic_surrogate(pooling=None),
+        est.score_function(),
     )
-    alone = [trained_variance(key, make, objective, params, data) for make in members]
+    alone = [trained_variance(key, member, objective, params, data) for member in members]
     best, error = min(alone)
     combined, combined_error = trained_variance(
         key, est.ensemble(*members), objective, params, data
@@ -247,17 +253,21 @@ def test_the_ensemble_is_never_worse_than_its_best_member(key):
 @pytest.mark.slow
 def test_the_variates_of_the_score_function_learn_to_help(key):
     objective, params, data = problem(key, dim=2, num_data=40)
-    score, black_box, learned = (
-        trained_variance(key, make, objective, params, data)[0]
-        for make in (est.score_function(), est.black_box(), est.learned_surrogate())
+    score, controlled, learned = (
+        trained_variance(key, estimator, objective, params, data)[0]
+        for estimator in (
+            est.score_function(),
+            est.score_function(pooling=est.per_entry),
+            est.learned_surrogate(),
+        )
     )
-    assert black_box < 0.8 * score
+    assert controlled < 0.8 * score
     assert learned < 0.8 * score
 
 
 def test_randomised_sobol_points_are_each_uniform_and_keep_their_distance(key):
-    objective = quell.Objective(lambda p, eps, y: p, quell.uniform(3, 0.0, 1.0), 10)
-    drawn = np.asarray(est.quasi_monte_carlo(8).draw(key, objective, 4000))
+    objective = quell.Objective(lambda p, eps, y: p, noises.uniform(3, 0.0, 1.0), 10)
+    drawn = np.asarray(est.quasi_monte_carlo(8).sampling.draw(key, objective, 4000))
     strata = np.sort(np.floor(drawn * 8), axis=0)
     assert (strata == np.arange(8)[:, None, None]).all()
     for s in range(8):
@@ -269,7 +279,7 @@ def test_randomised_sobol_points_are_each_uniform_and_keep_their_distance(key):
 def test_randomised_sobol_points_are_quieter_than_independent_draws(key, shared):
     objective, params, data = problem(key, dim=3, num_data=6)
     plain, sobol = (
-        total_variance(draws_of(key, make(8, shared=shared)(objective), params, data, count=1000))
+        total_variance(draws_of(key, make(8, shared=shared), objective, params, data, count=1000))
         for make in (est.monte_carlo, est.quasi_monte_carlo)
     )
     assert sobol < 0.5 * plain
@@ -287,17 +297,21 @@ def test_antithetic_and_taylor_leave_little_of_the_draws_on_titanic(key):
     model = models.logistic_regression(data.dim)
     objective = model.objective(data.num_data)
     fit_key, key = jax.random.split(key)
-    runs = fit(
+    runs = quell.fit(
+        jax.random.split(fit_key, 6),
         objective,
+        quell.full_covariance(data.dim).init(scale=0.1),
         data.data,
-        params=quell.full_covariance(data.dim).init(scale=0.1),
-        optimizer=optax.adam(1e-2),
+        optax.adam(1e-2),
         num_steps=1000,
         batch_size=10,
-        key=jax.random.split(fit_key, 6),
         estimator=est.antithetic(),
     ).params
-    makers = (est.monte_carlo(), est.antithetic(), est.taylor())
+    one = jax.tree.map(lambda leaf: leaf[0], runs)
+    every = [
+        estimator.start(key, objective, one, data.data)
+        for estimator in (est.monte_carlo(), est.antithetic(), est.taylor())
+    ]
 
     @jax.jit
     @jax.vmap
@@ -307,12 +321,13 @@ def test_antithetic_and_taylor_leave_little_of_the_draws_on_titanic(key):
         def one_batch(key):
             row_key, draw_key = jax.random.split(key)
             rows = jax.random.choice(row_key, data.num_data, (10,), replace=False)
-            batch, keys = take(data.data, rows), jax.random.split(draw_key, 40)
+            batch, keys = batch_of(data.data, rows), jax.random.split(draw_key, 40)
             variances = []
-            for make in makers:
-                estimator = make(objective)
-                state = estimator.init(key, params, batch)
-                g = jax.vmap(lambda k: estimator.estimate(k, params, batch, state)[0])(keys)  # noqa: B023
+            for started in every:
+                state = started.init(key, params)
+                g = jax.vmap(
+                    lambda k: started.estimate(k, objective, params, batch, state).gradient  # noqa: B023
+                )(keys)
                 variances.append(sum(leaf.var(0, ddof=1).sum() for leaf in jax.tree.leaves(g)))
             return jnp.stack(variances)
 
