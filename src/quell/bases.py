@@ -16,6 +16,8 @@ from quell._checks import check_whole
 from quell._errors import invalid
 from quell.noise import Noise
 
+__all__ = ["concatenate", "custom", "hermite", "linear", "polynomial"]
+
 
 class Basis(NamedTuple):
     """Functions w(ε) of the noise, each of mean zero.

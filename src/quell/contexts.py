@@ -15,6 +15,8 @@ from jaxtyping import Array, Float, Key, PyTree
 from quell._errors import invalid
 from quell._tree import batch_size
 
+__all__ = ["adaptive", "computed", "raw", "standardised"]
+
 _MOST = 128  # features of one kind
 
 Select = Callable[[PyTree[Array]], PyTree[Array]]
@@ -45,6 +47,14 @@ def as_matrix(batch: PyTree[Array], select: Select | None = None) -> Float[Array
     B = batch_size(kept)
     leaves = [jnp.asarray(leaf, float).reshape(B, -1) for leaf in jax.tree.leaves(kept)]
     return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, axis=1)
+
+
+def constant() -> Context:
+    """h(y) = 1: no context at all."""
+    return Context(
+        fit=lambda key, data: (),
+        apply=lambda fitted, params, batch: jnp.ones((batch_size(batch), 1)),
+    )
 
 
 def raw(select: Select | None = None) -> Context:

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
+__all__ = ["gradient_sum", "partial_gradients", "squared_difference"]
+
 
 class Evidence(NamedTuple):
     """One batch, as the coefficients see it.

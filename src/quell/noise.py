@@ -16,6 +16,8 @@ from jaxtyping import Array, ArrayLike, Float, Key, PyTree
 from quell._errors import invalid
 from quell._tree import is_shape, shape_leaves
 
+__all__ = ["from_moments", "laplace", "normal", "uniform"]
+
 
 class Noise(NamedTuple):
     """The distribution of one example's draw ε.

@@ -8,11 +8,15 @@ from quell.contexts import Context as Context
 from quell.control_variate import ControlVariateState as ControlVariateState
 from quell.criteria import Criterion as Criterion
 from quell.criteria import Evidence as Evidence
+from quell.datasets._csv import Target as Target
 from quell.datasets._dataset import Dataset as Dataset
 from quell.diagnostics.compare import Comparison as Comparison
-from quell.diagnostics.measure import Measurement as Measurement
+from quell.diagnostics.measurement import Measurement as Measurement
+from quell.diagnostics.measurement import Ratios as Ratios
+from quell.diagnostics.ranking import Row as Row
 from quell.diagnostics.recommend import Recommendation as Recommendation
 from quell.diagnostics.statistics import Interval as Interval
+from quell.diagnostics.statistics import Parts as Parts
 from quell.estimators._pooling import Pooling as Pooling
 from quell.estimators._quadratic import Quadratic as Quadratic
 from quell.estimators._types import Batch as Batch
@@ -21,6 +25,7 @@ from quell.estimators._types import Estimator as Estimator
 from quell.estimators._types import Sampling as Sampling
 from quell.estimators._types import Started as Started
 from quell.gaussian import Gaussian as Gaussian
+from quell.models._neural_network import Likelihood as Likelihood
 from quell.models._types import Model as Model
 from quell.models._types import Prediction as Prediction
 from quell.noise import Noise as Noise

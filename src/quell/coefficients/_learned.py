@@ -13,7 +13,7 @@ from quell._errors import invalid
 from quell._mlp import apply_layers, init_layers
 from quell.coefficients._targets import Targets, unit_scale
 from quell.coefficients._types import Coefficients, Sizes
-from quell.contexts import Context, standardised
+from quell.contexts import Context, constant, standardised
 from quell.criteria import mean_features
 
 Initializer = Callable[..., Array]
@@ -63,7 +63,8 @@ def context_free(
       optimizer: steps on Θ, at the scale of the targets.
       targets: the scale to learn at; `unit_scale()` by default.
     """
-    return _learned(None, None, optimizer, jax.nn.initializers.zeros, targets)
+    nothing = Trunk(init=lambda key, x: (), apply=lambda params, x: x)  # of a context without width
+    return _learned(nothing, constant(), optimizer, jax.nn.initializers.zeros, targets)
 
 
 def recognition_network(
@@ -98,31 +99,27 @@ def recognition_network(
     return _learned(trunk, context or standardised(), optimizer, last_layer, targets)
 
 
-def _learned(
-    trunk: Trunk | None, context: Context | None, optimizer, last_layer, targets
-) -> Coefficients:
-    """Coefficients of a trunk, if there is one, and a last layer Θ, learned by one optimiser."""
+def _learned(trunk: Trunk, context: Context, optimizer, last_layer, targets) -> Coefficients:
+    """Coefficients of a trunk and a last layer Θ, learned by one optimiser."""
     targets = unit_scale() if targets is None else targets
 
     def inputs(fitted, params, batch):
         # The trunk has biases of its own, so the constant 1 of the context is left out.
-        return None if context is None else context.apply(fitted, params, batch)[:, 1:]
+        return context.apply(fitted, params, batch)[:, 1:]
 
-    def h(weights: Weights, x, B):
-        one = jnp.ones((B, 1), weights.theta.dtype)
-        if trunk is None:
-            return one
-        return jnp.concatenate([one, trunk.apply(weights.trunk, x).astype(one.dtype)], axis=1)
+    def h(weights: Weights, x):
+        features = trunk.apply(weights.trunk, x).astype(weights.theta.dtype)
+        return jnp.concatenate([jnp.ones_like(features, shape=(len(x), 1)), features], axis=1)
 
     def start(key, sizes: Sizes, params, data):
-        fitted = () if context is None else context.fit(key, data)
-        example = jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]), data)
+        fitted = context.fit(key, data)
+        example = jax.tree.map(lambda leaf: leaf[:1], data)
 
         def init(key):
             trunk_key, head_key = jax.random.split(key)
             x = inputs(fitted, params, example)
-            weights = () if trunk is None else trunk.init(trunk_key, x)
-            H = 1 if trunk is None else 1 + trunk.apply(weights, x).shape[1]
+            weights = trunk.init(trunk_key, x)
+            H = 1 + trunk.apply(weights, x).shape[1]
             # Fan in and out as of a layer with H inputs, its bias last, and P·D outputs.
             layer = last_layer(head_key, (H, sizes.basis * sizes.outputs), sizes.dtype)
             by_input = jnp.roll(layer, 1, axis=0).reshape(H, sizes.basis, sizes.outputs)
@@ -133,20 +130,20 @@ def _learned(
         return init
 
     def context_features(state: Learned, params, batch, B):
-        return h(state.weights, inputs(state.fitted, params, batch), B)
+        return h(state.weights, inputs(state.fitted, params, batch))
 
     def predict(state: Learned, phi):
         return phi @ state.weights.theta * targets.scale(state.targets)
 
     def learn(state: Learned, criterion, evidence):
-        weights, B = state.weights, evidence.w.shape[0]
+        weights = state.weights
         x = inputs(state.fitted, evidence.params, evidence.batch)
         # The same expression as in the correction, which the compiler computes once.
-        prediction = mean_features(evidence.w, h(weights, x, B)) @ weights.theta
+        prediction = mean_features(evidence.w, h(weights, x)) @ weights.theta
 
         def step():
             targets_state, scaled = targets.update(state.targets, criterion, evidence, prediction)
-            gradient = jax.grad(lambda w: criterion.value(w.theta, h(w, x, B), scaled))(weights)
+            gradient = jax.grad(lambda w: criterion.value(w.theta, h(w, x), scaled))(weights)
             updates, optimizer_state = optimizer.update(gradient, state.optimizer, weights)
             moved: Any = optax.apply_updates(weights, updates)
             return Learned(state.fitted, moved, optimizer_state, targets_state)
