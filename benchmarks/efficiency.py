@@ -1,4 +1,4 @@
-"""What the closed form is worth: variance × time against plain and antithetic at any batch size.
+"""The worth of the closed form: variance × time against plain and antithetic, any batch size.
 
 The model is trained with the closed form at the smallest batch size, as it would be in use; then
 all estimators are compared at the same parameters.
@@ -14,21 +14,18 @@ import numpy as np
 import optax
 
 import quell
-from quell import bases, coefficients, contexts, criteria, estimators
-from quell._measure import (
-    ceilings,
-    full_gradient,
-    learned_state,
-    noisiness,
-    seconds_per_step,
-    stepper,
-)
-from quell.experiments.field import contest
+from quell import bases, coefficients, contexts, criteria
+from quell.commands.catalogue import estimators, problem
+from quell.diagnostics.ceilings import ceilings
+from quell.diagnostics.reference import full_gradient
+from quell.diagnostics.timing import seconds_per_step, state_after_steps, stepper
+from quell.diagnostics.variance import variance_components
 
 KEY = jax.random.key(0)
 ADAM = optax.adam(1e-2)
 RATES = (3e-3, 1e-2, 3e-2)
-BASELINES = {"plain": estimators.monte_carlo(), "antithetic": estimators.antithetic()}
+BASELINES = {"plain": quell.monte_carlo(), "antithetic": quell.antithetic()}
+OURS = ("closed-form", "closed-form-points")
 PROBLEMS = {
     "titanic": ("logistic", "titanic", (10, 30, 100, 300, 1000)),
     "magic": ("logistic", "magic", (10, 30, 100, 300, 1000)),
@@ -39,59 +36,47 @@ PROBLEMS = {
 }
 
 
-def candidates(problem, params):
-    """The closed form with functions of the draws that pay, and on the points alone."""
-    arguments = (KEY, problem.objective, params, problem.data)
-    leaves = estimators.noisy_leaves(*arguments, estimators.antithetic())
-    both = estimators.closed_form(*arguments, context=problem.context, leaves=leaves)
-    points = estimators.closed_form(
-        *arguments, context=problem.context, leaves=leaves, basis=bases.none()
-    )
-    return {"closed-form": both, "closed-form-points": points}
-
-
-def recommended(problem, params, sizes, seconds):
-    """What `quell.recommend` says at every batch size."""
+def recommended(given, params, sizes, seconds):
+    """The advice of `quell.recommend` at every batch size."""
     found = {}
     for size in sizes:
         found[size] = quell.recommend(
-            problem.objective, problem.data, params, key=KEY, batch_size=size, seconds=seconds,
-            context=problem.context,
-        )  # fmt: skip
-        print(f"\n{problem.name}\n{found[size]}", flush=True)
+            KEY, given.objective, params, given.data, batch_size=size, seconds=seconds
+        )
+        print(f"\n{given.name}\n{found[size]}", flush=True)
     return found
 
 
 def efficiency(name, num_steps, seconds, sizes=None):
-    """One problem: every estimator at every batch size after a training of so many steps."""
+    """One problem: every estimator at every batch size after a training of `num_steps` steps."""
     model, data, all_sizes = PROBLEMS[name]
-    problem = contest(model, data)
-    params = problem.init(KEY)
-    ours = candidates(problem, params)
+    given = problem(model, data)
+    params = given.init(KEY)
+    ours = estimators(given, OURS)
     sizes = sizes or all_sizes
-    advice = recommended(problem, params, sizes[:: len(sizes) - 1 or 1], seconds / 4)
+    advice = recommended(given, params, sizes[:: len(sizes) - 1 or 1], seconds / 4)
     found = quell.compare(
         KEY,
-        problem.objective,
-        {pick.name: pick.estimator for pick in advice.values()} | ours,
+        given.objective,
         params,
-        problem.data,
+        given.data,
+        {pick.name: pick.estimator for pick in advice.values()} | ours,
         baselines=BASELINES,
         driver=ours["closed-form-points"],
         batch_sizes=sizes,
         num_steps=num_steps,
         seconds=seconds,
     )
-    print(f"\n{problem.name}\n{found}", flush=True)
-    return found.to_json() | {"summary": summary(found, ours, advice)}
+    print(f"\n{given.name}\n{found}", flush=True)
+    return found.to_json() | {"summary": summary(found, advice)}
 
 
-def summary(found, ours, advice):
-    """The best of ours against the best of theirs, what is left of the variance, and the advice."""
+def summary(found, advice):
+    """The best of ours against the best baselines, the remaining variance, and the advice."""
     cost = {(row.name, row.batch_size): row.error * row.seconds_per_step for row in found.rows}
     variance = {(row.name, row.batch_size): row.variance_total.value for row in found.rows}
     points = {(row.name, row.batch_size): row.variance_points.value for row in found.rows}
-    ours = [at for at in cost if at[0] in ours]
+    ours = [at for at in cost if at[0] in OURS]
     best = min(ours, key=lambda at: cost[at])
     least = min(size for _, size in cost)
     at_least = min((at for at in ours if at[1] == least), key=lambda at: cost[at])
@@ -100,14 +85,16 @@ def summary(found, ours, advice):
         "over best plain": min(c for at, c in cost.items() if at[0] == "plain") / cost[best],
         "over best antithetic": min(c for at, c in cost.items() if at[0] == "antithetic")
         / cost[best],
-        f"over plain at batch {least}": cost["plain", least] / cost[at_least],
-        f"variance left at batch {least}": variance[at_least] / variance["plain", least],
-        f"points' variance left at batch {least}": points[at_least] / points["plain", least],
+        f"over plain, batch size {least}": cost["plain", least] / cost[at_least],
+        f"remaining variance (plain = 1), batch size {least}": variance[at_least]
+        / variance["plain", least],
+        f"remaining variance of points (plain = 1), batch size {least}": points[at_least]
+        / points["plain", least],
     }
     gained = {(row.name, row.batch_size): row.efficiency_vs_plain for row in found.rows}
     for size, pick in advice.items():
-        of[f"recommended at batch {size}"] = pick.name
-        of[f"its efficiency over plain at batch {size}"] = gained[pick.name, size]
+        of[f"recommended, batch size {size}"] = pick.name
+        of[f"its efficiency (plain = 1), batch size {size}"] = gained[pick.name, size]
     print(
         "  "
         + "; ".join(f"{k}: {v if isinstance(v, str) else format(v, '.3g')}" for k, v in of.items())
@@ -116,53 +103,46 @@ def summary(found, ours, advice):
 
 
 def static_draws(seed, frozen_after=1000, learning=1000, batch_size=10, seconds=5.0):
-    """Draws alone, linear basis: the share of their variance left at a model that stands still."""
-    problem = contest("logistic", "titanic")
-    objective, data = problem.objective, problem.data
-    key = jax.random.key(seed)
+    """Draws alone, linear basis: the remaining share of their variance at a frozen model."""
+    given, key = problem("logistic", "titanic"), jax.random.key(seed)
     params = quell.fit(
-        objective, data, params=problem.init, optimizer=ADAM, num_steps=frozen_after,
-        batch_size=batch_size, key=key,
+        key, given.objective, given.init, given.data, ADAM,
+        num_steps=frozen_after, batch_size=batch_size,
     ).params  # fmt: skip
-    control = quell.control_variate(
-        bases.linear(),
-        coefficients.least_squares(draws=contexts.adaptive()),
-        criteria.partial_gradients,
-        noise=objective.noise,
-        context=problem.context(data),
-        key=key,
-    )
-    plain = BASELINES["plain"]
-    makers = {
-        "plain": plain,
-        "ours": estimators.controlled(plain, control, context=problem.context),
+    model = coefficients.least_squares(draws=contexts.adaptive(select=given.select))
+    compared = {
+        "plain": BASELINES["plain"],
+        "ours": quell.controlled(model, criterion=criteria.partial_gradients),
     }
-    reference = full_gradient(key, objective, params, data, seconds=0.5)
+    at = (given.objective, params, given.data)
+    reference = full_gradient(key, *at, seconds=0.5)
     draws = {}
-    for name, make in makers.items():
-        estimator = make(objective)
-        loop = stepper(estimator, params, data, batch_size)
-        state = estimator.init(key, params, data)
-        state = learned_state(key, loop, state, steps=learning, seconds=1e9)
-        found = noisiness(
-            key, estimator, params, data, batch_size=batch_size, state=state,
+    for name, estimator in compared.items():
+        started = estimator.start(key, *at)
+        loop = stepper(*at, started, batch_size)
+        state = started.init(key, params)
+        state = state_after_steps(key, loop, state, steps=learning, seconds=1e9)
+        found = variance_components(
+            key, *at, started, batch_size=batch_size, state=state,
             reference=reference, seconds=seconds,
         )  # fmt: skip
         draws[name] = found.parts.draws_given_points.value
-    best = ceilings(key, objective, params, data, bases={"linear": bases.linear()}, seconds=seconds)
+    best = ceilings(key, *at, bases={"linear": bases.linear()}, seconds=seconds)
     return draws["ours"] / draws["plain"], best["linear"].value
 
 
 def static(seeds=5):
-    """The static experiment over several seeds: what is left, and what is left at best."""
+    """The static experiment over several seeds: the remaining variance, and that at best."""
     found = [static_draws(seed) for seed in range(seeds)]
-    left, best = zip(*found)
-    print("\nstatic, linear basis, draws only: share of the draws' variance left, and at best")
+    remaining, best = zip(*found)
+    print(
+        "\nstatic, linear basis, draws only: remaining variance of draws (plain = 1), and at best"
+    )
     for seed, (ours, least) in enumerate(found):
         print(f"  seed {seed}: {ours:.4f}, {least:.4f}")
-    middle = float(np.median(left)), float(np.median(best))
+    middle = float(np.median(remaining)), float(np.median(best))
     print(f"  median: {middle[0]:.4f}, {middle[1]:.4f}", flush=True)
-    return {"draws_left": left, "best": best, "median": middle[0], "median_best": middle[1]}
+    return {"remaining": remaining, "best": best, "median": middle[0], "median_best": middle[1]}
 
 
 def time_to_target(sizes=(10, 100, 1000), num_seeds=5, num_steps=1000, every=10):
@@ -171,39 +151,42 @@ def time_to_target(sizes=(10, 100, 1000), num_seeds=5, num_steps=1000, every=10)
     Steps are the median over seeds of when the bound, estimated with the same draws each time, is
     first there.
     """
-    problem = contest("logistic", "titanic")
-    objective, data, params = problem.objective, problem.data, problem.init(KEY)
-    makers = BASELINES | candidates(problem, params)
-    precise = estimators.antithetic(4)(objective)
-    state = precise.init(KEY, params, data)
+    given = problem("logistic", "titanic")
+    objective, data, params = given.objective, given.data, given.init(KEY)
+    everyone = BASELINES | estimators(given, OURS)
+    noise = objective.sample_noise(KEY, objective.num_data, draws=2)
+    noise = np.concatenate([noise, -noise])
 
     def bound(params):
-        return precise.estimate(KEY, params, data, state)[1]
+        return objective.value(params, noise, data)
 
     steps = 20_000
     end = quell.fit(
-        objective, data, params=params, num_steps=steps, batch_size=100, key=KEY,
-        optimizer=optax.adam(optax.cosine_decay_schedule(1e-2, steps)),
-        estimator=makers["closed-form"],
+        KEY, objective, params, data, optax.adam(optax.cosine_decay_schedule(1e-2, steps)),
+        num_steps=steps, batch_size=100, estimator=everyone["closed-form"],
     ).params  # fmt: skip
     optimum = float(bound(end))
-    at = list(product(makers, sizes))
-    made = {name: make(objective) for name, make in makers.items()}
+    at = list(product(everyone, sizes))
+    started = {
+        name: estimator.start(KEY, objective, params, data) for name, estimator in everyone.items()
+    }
     took = seconds_per_step(
         KEY,
-        {(name, size): stepper(made[name], params, data, size, ADAM) for name, size in at},
-        {(name, size): made[name].init(KEY, params, data) for name, size in at},
+        {
+            (name, size): stepper(objective, params, data, started[name], size, ADAM)
+            for name, size in at
+        },
+        {(name, size): started[name].init(KEY, params) for name, size in at},
         seconds=2.0 * len(at),
     )
     runs = []
     for (name, size), rate in product(at, RATES):
         found = quell.fit(
-            objective, data, params=problem.init, num_steps=num_steps, batch_size=size,
-            optimizer=optax.adam(rate), key=jax.random.split(KEY, num_seeds),
-            estimator=makers[name], monitors={"bound": lambda step: bound(step.params)},
-            monitor_every=every,
+            jax.random.split(KEY, num_seeds), objective, given.init, data, optax.adam(rate),
+            num_steps=num_steps, batch_size=size, estimator=everyone[name],
+            hooks=[quell.monitor(bound=lambda step: bound(step.params), every=every)],
         )  # fmt: skip
-        there = found.history.monitors["bound"][:, ::every] <= optimum + 1
+        there = found.history["bound"][:, ::every] <= optimum + 1
         first = np.where(there.any(1), there.argmax(1) * every, np.inf)
         count = float(np.median(first))
         runs.append(
@@ -214,7 +197,7 @@ def time_to_target(sizes=(10, 100, 1000), num_seeds=5, num_steps=1000, every=10)
         print(f"  {name}, batch {size}, rate {rate}: {count:.0f} steps", flush=True)
     print(f"\ntime to within one nat of {optimum:.2f}, at the best batch size and rate")
     best = {}
-    for name in makers:
+    for name in everyone:
         arrived = [run for run in runs if run["name"] == name and run["seconds"] is not None]
         best[name] = min(arrived, key=lambda run: run["seconds"], default=None)
         print(f"  {name}: {best[name] or 'never'}", flush=True)

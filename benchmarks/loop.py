@@ -1,9 +1,10 @@
-"""What the training loop costs: against a bare scan, NumPyro, GPyTorch, and as the data grows."""
+"""The cost of the training loop: against a bare scan, NumPyro, GPyTorch, and as the data grows."""
 
 import contextlib
 import importlib.util
 import os
 import pty
+import statistics
 import sys
 import threading
 import time
@@ -12,14 +13,28 @@ import _timing
 import jax
 import numpy as np
 
+import quell
 from quell import datasets
-from quell._progress import rich_bar
-from quell.experiments.bench import BATCH, KEY, OPTIMIZER, STEPS, bare_scan, fitted, growth
+from quell.commands.bench import (
+    BATCH,
+    KEY,
+    OPTIMIZER,
+    STEPS,
+    Section,
+    bare_scan,
+    compared,
+    growth,
+    turn_of,
+    turn_of_fit,
+)
+from quell.diagnostics.timing import in_turns
 from quell.models import deep_gp, logistic_regression
+from quell.training.hooks import Progress
+from quell.training.progress import rich_bar
 
 
 def numpyro_svi(data, by_hand):
-    """NumPyro's SVI of the same model: with its bar for so many steps, and compiled whole.
+    """NumPyro's SVI of the same model: with its bar for a number of steps, and compiled whole.
 
     The batch is drawn by a subsampling plate, as its manual has it, or `by_hand`, which is faster.
     """
@@ -58,27 +73,24 @@ def numpyro_svi(data, by_hand):
 def against_bare_scan_and_numpyro(rounds):
     """Time per step of the plain logistic regression step on titanic."""
     data = datasets.titanic().data
-    runs = {
-        "quell.fit": fitted(logistic_regression(4), data, STEPS),
-        "bare lax.scan": bare_scan(data, STEPS),
-    }
-    has_numpyro = installed("numpyro", "test")
-    if has_numpyro:
+    runs = {"bare lax.scan": bare_scan(data, STEPS)}
+    bars = {}
+    if installed("numpyro", "test"):
         _, runs["NumPyro SVI, progress_bar=False, subsampling plate"] = numpyro_svi(data, False)
         with_bar, runs["NumPyro SVI, progress_bar=False, indices by hand"] = numpyro_svi(data, True)
-    timings = _timing.side_by_side(runs, rounds=rounds, per=STEPS)
-    rows = _timing.compared(timings, "quell.fit")
-    if has_numpyro:
         # It compiles in every call: the difference between a long and a short one is its steps.
-        few, many = 500, 3000
-        bar = _timing.side_by_side(
-            {"few": lambda: with_bar(few), "many": lambda: with_bar(many)}, rounds=3, warm_up=0
-        )
-        per_step = (bar["many"].median - bar["few"].median) / (many - few)
-        name = "NumPyro SVI, default bar, indices by hand"
-        rows.append((name, per_step * 1e6, "", per_step / timings["quell.fit"].median))
+        bars = {steps: turn_of(lambda steps=steps: with_bar(steps)) for steps in (500, 3000)}
+    turns = {"quell.fit": turn_of_fit(logistic_regression(4), data, STEPS)}
+    turns |= {name: turn_of(run, STEPS) for name, run in runs.items()}
     title = f"Plain logistic regression step, titanic, batch {BATCH}, full covariance"
-    return title, ("loop", "µs per step, median", "least", "ratio to quell.fit"), rows
+    section = compared(title, "loop", turns, "quell.fit", rounds=rounds)
+    if not bars:
+        return section
+    few, many = (statistics.median(times) for times in in_turns(bars, rounds=3).values())
+    per_step = (many - few) / 2500 * 1e6
+    name = "NumPyro SVI, default bar, indices by hand"
+    row = (name, per_step, "", per_step / section.rows[0][1])
+    return section._replace(rows=[*section.rows, row])
 
 
 def installed(package, extra):
@@ -108,50 +120,53 @@ def progress_bar(rounds):
     """The share of a run that the progress bar takes."""
     data = datasets.titanic().data
     model = logistic_regression(4)
+    objective, params = model.objective(len(data["y"])), model.init(KEY)
     spent = 0.0
+
+    def timed(call):
+        def wrapped(*args):
+            nonlocal spent
+            began = time.perf_counter()
+            call(*args)
+            spent += time.perf_counter() - began
+
+        return wrapped
 
     def timed_bar(num_steps):
         bar = rich_bar(num_steps)
-
-        def timed(call):
-            def wrapped(*args):
-                nonlocal spent
-                began = time.perf_counter()
-                call(*args)
-                spent += time.perf_counter() - began
-
-            return wrapped
-
         return type(bar)(timed(bar.update), timed(bar.close))
+
+    def run(num_steps):
+        began = time.perf_counter()
+        quell.fit(
+            KEY, objective, params, data, OPTIMIZER, num_steps=num_steps, batch_size=BATCH,
+            hooks=[Progress(timed_bar)],
+        )  # fmt: skip
+        return time.perf_counter() - began
 
     rows = []
     with terminal():
         for num_steps, turns in ((1000, rounds), (STEPS, rounds), (100 * STEPS, 1)):
             spent = 0.0
-            runs = {"bar": fitted(model, data, num_steps, timed_bar)}
-            timings = _timing.side_by_side(runs, rounds=turns, warm_up=0 if rows else 1)
-            total = sum(timings["bar"].rounds)
+            total = sum(run(num_steps) for _ in range(turns))
             rows.append((num_steps, total / turns, spent / turns, f"{spent / total:.2%}"))
-    return "Progress bar on a terminal", ("steps", "run, s", "in the bar, s", "share"), rows
+    header = ("steps", "run, s", "in the bar, s", "share")
+    return Section("Progress bar on a terminal", header, rows)
 
 
 def deep_gps(rounds):
     """A deep GP step next to GPyTorch's of the same shape."""
     data = datasets.airfoil().data
     model = deep_gp(KEY, data["x"])
-    runs = {"quell.fit": fitted(model, model.prepare(data), 1000)}
-    per = {"quell.fit": 1000, "GPyTorch": 30}
+    turns = {"quell.fit": turn_of_fit(model, model.prepare(data), 1000)}
     if installed("gpytorch", "bench"):
         import _gpytorch_deep_gp
 
         x, y = np.asarray(data["x"]), np.asarray(data["y"])
-        runs["GPyTorch"] = _gpytorch_deep_gp.steps(
-            x, y, num_steps=per["GPyTorch"], batch_size=BATCH
-        )
-    timings = _timing.side_by_side(runs, rounds=rounds, per=per)
-    rows = _timing.compared(timings, "quell.fit")
+        run = _gpytorch_deep_gp.steps(x, y, num_steps=30, batch_size=BATCH)
+        turns["GPyTorch"] = turn_of(run, 30)
     title = f"Deep GP step, airfoil, batch {BATCH}, 2 layers, 25 inducing points"
-    return title, ("loop", "µs per step, median", "least", "ratio to quell.fit"), rows
+    return compared(title, "loop", turns, "quell.fit", rounds=rounds)
 
 
 SECTIONS = {
@@ -168,9 +183,9 @@ def main():
     arguments = parser.parse_args()
     results = {}
     for name in arguments.only:
-        title, header, rows = SECTIONS[name](arguments.rounds)
-        _timing.print_table(title, header, rows)
-        results[name] = {"title": title, "rows": [dict(zip(header, row)) for row in rows]}
+        section = SECTIONS[name](arguments.rounds)
+        print(section, flush=True)
+        results[name] = section.to_json()
     _timing.save(arguments.out / "loop.json", results, "numpyro", "gpytorch", "torch", "rich")
 
 

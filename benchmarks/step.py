@@ -1,4 +1,6 @@
-"""What control costs: the factorised correction against the dense one, and a step of each kind."""
+"""The cost of control: the factorised correction against the dense one, and a step of each kind."""
+
+import statistics
 
 import _timing
 import jax
@@ -6,9 +8,13 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from quell import bases, coefficients, contexts, control_variate, criteria, datasets, estimators
-from quell._features import Evidence, mean_features
-from quell.coefficients._network import multilayer, with_one
+import quell
+from quell import coefficients, criteria, datasets
+from quell._mlp import apply_layers, init_layers
+from quell.commands.bench import Section, ratio, turn_of
+from quell.criteria import Evidence, mean_features
+from quell.diagnostics.timing import in_turns
+from quell.estimators._types import batch_of
 from quell.models import logistic_regression
 
 KEY = jax.random.key(0)
@@ -19,34 +25,34 @@ HIDDEN = (128, 128, 128)
 
 def corrections(P=2100, D=5, C=6):
     """The correction and the gradient of the squared difference, factorised and dense, over B."""
-    trunk = multilayer(HIDDEN)
     H = HIDDEN[-1] + 1
 
     def problem(B):
         keys = jax.random.split(KEY, 5)
-        weights = trunk.init(keys[0], jnp.zeros((1, C))), jax.random.normal(keys[1], (P, D * H))
+        weights = init_layers(keys[0], (C, *HIDDEN)), jax.random.normal(keys[1], (D * H, P))
         y = jax.random.normal(keys[2], (B, C))
         w = jax.random.normal(keys[3], (B, D))
         return weights, y, w, jax.random.normal(keys[4], (P,))
 
-    def h_of(params, y):
-        return with_one(trunk.apply(params, y))
+    def h_of(layers, y):
+        features = apply_layers(layers, y, jax.nn.relu, activate_last=True)
+        return jnp.concatenate([jnp.ones((y.shape[0], 1)), features], axis=1)
 
     @jax.jit
     def factorised(weights, y, w, total):
-        evidence = Evidence(w, y, total, None, (P,), False, False, jnp.array(True))
+        evidence = Evidence(w, (), y, total, None, (P,), False, False, jnp.array(True))
 
         def value(weights):
-            return criteria.squared_difference.value(weights[1].T, h_of(weights[0], y), evidence)
+            return criteria.squared_difference.value(weights[1], h_of(weights[0], y), evidence)
 
-        correction = weights[1] @ mean_features(w, h_of(weights[0], y))
+        correction = mean_features(w, h_of(weights[0], y)) @ weights[1]
         return correction, jax.grad(value)(weights)
 
     @jax.jit
     def dense(weights, y, w, total):
         def correction(weights):  # c [B, P, D], as the network gives it
-            theta = weights[1].reshape(P, D, H)
-            c = jnp.einsum("bh,pdh->bpd", h_of(weights[0], y), theta)
+            theta = weights[1].reshape(D, H, P)
+            c = jnp.einsum("bh,dhp->bpd", h_of(weights[0], y), theta)
             return jnp.einsum("bpd,bd->p", c, w) / w.shape[0]
 
         gradient = jax.grad(lambda weights: ((total - correction(weights)) ** 2).sum())(weights)
@@ -58,111 +64,102 @@ def corrections(P=2100, D=5, C=6):
 def against_dense(rounds):
     """Time and memory of one correction with its learning gradient."""
     problem, factorised, dense = corrections()
-    runs, memory = {}, {}
+    turns, memory = {}, {}
     for B in (10, 100, 1000):
         for name, f in (("factorised", factorised), ("dense", dense)):
             arguments = problem(B)
-            runs[f"{name}, B = {B}"] = lambda f=f, arguments=arguments: f(*arguments)
+            turns[f"{name}, B = {B}"] = turn_of(lambda f=f, arguments=arguments: f(*arguments))
             analysis = f.lower(*arguments).compile().memory_analysis()
             memory[f"{name}, B = {B}"] = int(analysis.temp_size_in_bytes)
-    timings = _timing.side_by_side(runs, rounds=rounds)
+    times = in_turns(turns, rounds=rounds)
     rows = [
-        (name, t.median * 1e6, t.least * 1e6, memory[name] / 2**20) for name, t in timings.items()
+        (name, statistics.median(own) * 1e6, min(own) * 1e6, memory[name] / 2**20)
+        for name, own in times.items()
     ]
     header = ("correction + gradient", "median µs", "least µs", "temporary MiB")
-    title = "P = 2100, D = 5, hidden (128, 128, 128)"
-    _timing.print_table(title, header, rows)
+    section = Section("P = 2100, D = 5, hidden (128, 128, 128)", header, rows)
     speedup = {
-        B: _timing.ratio(timings, f"dense, B = {B}", f"factorised, B = {B}")
-        for B in (10, 100, 1000)
+        B: ratio(times[f"dense, B = {B}"], times[f"factorised, B = {B}"]) for B in (10, 100, 1000)
     }
+    print(section)
     print("  dense / factorised:", {B: round(r, 2) for B, r in speedup.items()})
-    return {"rows": [dict(zip(header, row)) for row in rows], "dense_over_factorised": speedup}
+    return {"rows": section.to_json()["rows"], "dense_over_factorised": speedup}
 
 
-def logistic_steps():
+def estimators():
     """Estimators of the titanic logistic regression, by name."""
-    data = datasets.titanic().data
-    model = logistic_regression(4)
-    objective = model.objective(len(data["y"]))
-    context = contexts.as_matrix(data)
-
-    def control(model, criterion):
-        made = control_variate(
-            bases.linear(), model, criterion, noise=objective.noise, context=context, key=KEY
-        )
-        return estimators.controlled(estimators.monte_carlo(), made)
-
-    adam = optax.adam(1e-2)
-    free = coefficients.context_free(adam)
+    free = coefficients.context_free(optax.adam(1e-2))
     network = coefficients.recognition_network(HIDDEN)
-    exact = coefficients.recognition_network(HIDDEN, optax.adam(1e-3))
-    makers = {
-        "plain": estimators.monte_carlo(),
-        "context-free, squared difference": control(free, criteria.squared_difference),
-        "context-free, gradient sum": control(free, criteria.gradient_sum),
-        "amortised, squared difference": control(network, criteria.squared_difference),
-        "amortised, squared difference, a step each": control(exact, criteria.squared_difference),
-        "amortised, gradient sum": control(network, criteria.gradient_sum),
-        "amortised, partial gradients": control(network, criteria.partial_gradients),
-        "closed form": estimators.closed_form(KEY, objective, model.init(KEY), data),
+    return {
+        "plain": quell.monte_carlo(),
+        "context-free, squared difference": quell.controlled(free),
+        "context-free, gradient sum": quell.controlled(free, criterion=criteria.gradient_sum),
+        "amortised, squared difference": quell.controlled(network),
+        "amortised, gradient sum": quell.controlled(network, criterion=criteria.gradient_sum),
+        "amortised, partial gradients": quell.controlled(
+            network, criterion=criteria.partial_gradients
+        ),
+        "closed form": quell.closed_form(),
     }
-    return data, model.init(KEY), {name: make(objective) for name, make in makers.items()}
+
+
+def turns_of(estimator, objective, params, data):
+    """Turns of training steps in a compiled loop, and dispatched from Python one by one."""
+    optimizer = optax.adam(1e-2)
+    started = estimator.start(KEY, objective, params, data)
+    start = (params, optimizer.init(params), started.init(KEY, params))
+
+    def step(carried, inputs):
+        params, optimizer_state, state = carried
+        indices, key = inputs
+        found = started.estimate(key, objective, params, batch_of(data, indices), state)
+        updates, optimizer_state = optimizer.update(found.gradient, optimizer_state, params)
+        return (optax.apply_updates(params, updates), optimizer_state, found.state), found.value
+
+    indices = jax.random.randint(KEY, (STEPS, BATCH), 0, objective.num_data)
+    inputs = indices, jax.random.split(KEY, STEPS)
+    compiled = jax.jit(lambda start, inputs: lax.scan(step, start, inputs))
+    one = jax.jit(step)
+    each = [jax.tree.map(lambda x, i=i: x[i], inputs) for i in range(DISPATCHED)]
+
+    def dispatched():
+        carried = start
+        for i in range(DISPATCHED):
+            carried, _ = one(carried, each[i])
+        return carried
+
+    whole = turn_of(lambda: compiled(start, inputs), STEPS, least=TURN)
+    return whole, turn_of(dispatched, DISPATCHED, least=TURN)
 
 
 def step_cost(rounds):
     """Time per training step in a compiled loop, and dispatched from Python one by one."""
-    data, params, made = logistic_steps()
-    optimizer = optax.adam(1e-2)
-    runs, per = {}, {}
-    for name, estimator in made.items():
-        start = (params, optimizer.init(params), estimator.init(KEY, params, data))
-
-        def step(carried, inputs, estimator=estimator):
-            params, optimizer_state, state = carried
-            rows, key = inputs
-            batch = jax.tree.map(lambda y: y[rows], data)
-            gradient, value, state = estimator.estimate(key, params, batch, state)
-            updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
-            return (optax.apply_updates(params, updates), optimizer_state, state), value
-
-        rows = jax.random.randint(KEY, (STEPS, BATCH), 0, len(data["y"]))
-        inputs = rows, jax.random.split(KEY, STEPS)
-        compiled = jax.jit(lambda start, inputs, step=step: lax.scan(step, start, inputs))
-        one = jax.jit(step)
-        each = [jax.tree.map(lambda x, i=i: x[i], inputs) for i in range(DISPATCHED)]
-
-        def dispatched(one=one, start=start, each=each):
-            carried = start
-            for i in range(DISPATCHED):
-                carried, _ = one(carried, each[i])
-            return carried
-
-        runs[name], per[name] = lambda c=compiled, s=start, i=inputs: c(s, i), STEPS
-        runs[f"{name}, dispatched"], per[f"{name}, dispatched"] = dispatched, DISPATCHED
-    timings = _timing.side_by_side(runs, rounds=rounds, per=per, turn=TURN)
+    data, model = datasets.titanic().data, logistic_regression(4)
+    problem = (model.objective(len(data["y"])), model.init(KEY), data)
+    turns = {}
+    for name, estimator in estimators().items():
+        turns[name], turns[name, "dispatched"] = turns_of(estimator, *problem)
+    times = in_turns(turns, rounds=rounds)
     header = ("step", "median µs", "least µs", "× plain", "dispatched µs", "dispatched / compiled")
     rows = [
         (
             name,
-            timings[name].median * 1e6,
-            timings[name].least * 1e6,
-            _timing.ratio(timings, name, "plain"),
-            timings[f"{name}, dispatched"].median * 1e6,
-            _timing.ratio(timings, f"{name}, dispatched", name),
+            statistics.median(times[name]) * 1e6,
+            min(times[name]) * 1e6,
+            ratio(times[name], times["plain"]),
+            statistics.median(times[name, "dispatched"]) * 1e6,
+            ratio(times[name, "dispatched"], times[name]),
         )
-        for name in made
+        for name in estimators()
     ]
-    _timing.print_table(f"Logistic regression, titanic, batch {BATCH}", header, rows)
-    return {"rows": [dict(zip(header, row)) for row in rows]}
+    section = Section(f"Logistic regression, titanic, batch {BATCH}", header, rows)
+    print(section)
+    return {"rows": section.to_json()["rows"]}
 
 
 def main():
     args = _timing.parser(__doc__).parse_args()
-    results = {
-        "factorised": against_dense(args.rounds),
-        "step": step_cost(args.rounds),
-    }
+    results = {"factorised": against_dense(args.rounds), "step": step_cost(args.rounds)}
     _timing.save(args.out / "step.json", results)
 
 

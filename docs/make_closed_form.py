@@ -1,6 +1,6 @@
 """Make the figure of docs/closed_form.md and the numbers beside it: `make closed-form`.
 
-Left: what the closed form leaves of the variance of the same sampling without it, along trainings
+Left: the variance of the closed form over that of the same sampling without it, along trainings
 that it drives itself, on every problem of docs/comparison.md. Right: the bound on titanic as in the
 paper's figure, as a difference to plain training, beside the paper's own method. Leaves
 docs/closed_form.json; a part that is not asked for stays as it was there.
@@ -16,9 +16,8 @@ import numpy as np
 import optax
 
 import quell
-from quell import bases, coefficients, criteria, estimators
-from quell.experiments.field import contest
-from quell.experiments.timing import versions
+from quell.commands.catalogue import estimators, problem
+from quell.diagnostics.records import versions
 from quell.plotting._style import COLOURS, styled
 
 HERE = Path(__file__).parent
@@ -36,21 +35,17 @@ EVERY = 25
 
 def safety(name: str, num_steps: int) -> dict:
     """The variance against that of the same pairs without control, every few steps."""
-    model, data, samples = PROBLEMS[name]
-    problem, key = contest(model, data), jax.random.key(0)
-    params = problem.init(key)
-    make = estimators.closed_form(
-        key, problem.objective, params, problem.data, context=problem.context
-    )
+    model, data, gradients = PROBLEMS[name]
+    given, key = problem(model, data), jax.random.key(0)
     ratio = quell.variance_ratio(
-        problem.objective, make, problem.data,
-        batch_size=10, samples=samples, against=estimators.antithetic(),
+        given.objective, given.data,
+        batch_size=10, gradients=gradients, against=quell.antithetic(),
     )  # fmt: skip
-    run = quell.fit(
-        problem.objective, problem.data, params=params, optimizer=ADAM, num_steps=num_steps,
-        batch_size=10, key=key, estimator=make, monitors={"ratio": ratio}, monitor_every=EVERY,
-    )  # fmt: skip
-    seen = run.history.monitors["ratio"]
+    seen = quell.fit(
+        key, given.objective, given.init(key), given.data, ADAM, num_steps=num_steps,
+        batch_size=10, estimator=estimators(given)["closed-form"],
+        hooks=[quell.monitor(ratio=ratio, every=EVERY)],
+    ).history["ratio"]  # fmt: skip
     steps = np.flatnonzero(np.isfinite(seen))
     found = {"steps": steps.tolist(), "ratio": seen[steps].tolist()}
     print(f"{name}: at worst {seen[steps].max():.3f}, at the end {seen[steps][-1]:.3f}", flush=True)
@@ -59,32 +54,27 @@ def safety(name: str, num_steps: int) -> dict:
 
 def traces(num_steps: int, seeds: int) -> dict:
     """The bound on titanic along training, for every estimator and seed."""
-    problem, key = contest("logistic", "titanic"), jax.random.key(0)
-    objective, data = problem.objective, problem.data
-    noise = objective.sample_noise(key, objective.num_data, samples=100)
-    amortised = quell.control_variate(
-        bases.linear(), coefficients.recognition_network(optimizer=ADAM),
-        criteria.squared_difference,
-        noise=objective.noise, context=problem.context(data), key=key,
-    )  # fmt: skip
-    plain = estimators.monte_carlo()
-    makers = {
-        "plain": plain,
-        "paper, amortised": estimators.controlled(plain, amortised, context=problem.context),
-        "antithetic": estimators.antithetic(),
-        "closed form": estimators.closed_form(
-            key, objective, problem.init(key), data, context=problem.context
-        ),
+    given, key = problem("logistic", "titanic"), jax.random.key(0)
+    objective, data = given.objective, given.data
+    noise = objective.sample_noise(key, objective.num_data, draws=100)
+    names = {
+        "plain": "plain",
+        "paper, amortised": "recognition-network",
+        "antithetic": "antithetic",
+        "closed form": "closed-form",
     }
     keys = jax.vmap(jax.random.key)(np.arange(seeds))
     found = {}
-    for name, make in makers.items():
-        run = quell.fit(
-            objective, data, params=problem.init(key), optimizer=ADAM, num_steps=num_steps,
-            batch_size=10, key=keys, estimator=make, monitor_every=EVERY,
-            monitors={"bound": lambda step: objective.value(step.params, noise, data)},
-        )  # fmt: skip
-        bound = run.history.monitors["bound"]
+    for name, catalogued in names.items():
+        bound = quell.fit(
+            keys, objective, given.init(key), data, ADAM, num_steps=num_steps, batch_size=10,
+            estimator=estimators(given)[catalogued],
+            hooks=[
+                quell.monitor(
+                    bound=lambda step: objective.value(step.params, noise, data), every=EVERY
+                )
+            ],
+        ).history["bound"]  # fmt: skip
         found["steps"] = np.flatnonzero(np.isfinite(bound[0])).tolist()
         found[name] = bound[:, found["steps"]].tolist()
         print(f"{name}: bound {bound[:, found['steps'][-1]].mean():.2f} at the end", flush=True)
@@ -100,7 +90,7 @@ def draw(document: dict, path: Path) -> None:
         end = found["steps"][-1] + 20, np.median(found["ratio"][-8:])
         left.annotate(name, end, color=colour, fontsize=7.5, va="center", annotation_clip=False)
     left.axhline(1, color="#767676", lw=0.8)
-    left.set(yscale="log", xlabel="step", ylabel="variance against the same pairs alone")
+    left.set(yscale="log", xlabel="step", ylabel="remaining variance (pairs alone = 1)")
     found = document[TRACES]
     plain = np.array(found["plain"])
     for colour, name in zip(COLOURS, ("paper, amortised", "antithetic", "closed form")):
@@ -109,7 +99,7 @@ def draw(document: dict, path: Path) -> None:
         right.plot(found["steps"], middle, color=colour, label=name, lw=1.3)
         right.fill_between(found["steps"], middle - error, middle + error, color=colour, alpha=0.2)
     right.axhline(0, color="#767676", lw=0.8)
-    right.set(xlabel="step", ylabel="−ELBO less that of plain training, nats")
+    right.set(xlabel="step", ylabel="−ELBO minus that of plain training, nats")
     right.set_yscale("symlog", linthresh=1)
     right.legend(fontsize=7.5)
     figure.savefig(path, dpi=160)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import jax
 
-from quell._compare import compare
+from quell.commands.catalogue import estimators, problem
+from quell.diagnostics.compare import compare
+from quell.diagnostics.records import versions
 from quell.estimators import antithetic
-from quell.experiments.field import chosen, contest
-from quell.experiments.timing import versions
 
 HERE = Path(__file__).parent
 PROBLEMS = {
@@ -30,7 +30,7 @@ PROBLEMS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=list(PROBLEMS), choices=[*PROBLEMS])
-    parser.add_argument("--estimators", nargs="*", help="which of the field; all by default")
+    parser.add_argument("--estimators", nargs="*", help="which of the catalogue; all by default")
     parser.add_argument("--batch-sizes", nargs="*", type=int, default=(10, 100, 1000))
     parser.add_argument("--steps", type=int, default=1000, help="training before the comparison")
     parser.add_argument("--seconds", type=float, default=60.0, help="to measure each problem for")
@@ -54,24 +54,24 @@ def run(name: str, args: argparse.Namespace) -> dict:
     def report(estimator: str, size: int) -> None:
         print(f"{time.monotonic() - began:6.0f} s  {name}: {estimator}, batch {size}", flush=True)
 
-    problem = contest(*PROBLEMS[name])
-    init_key, field_key, compare_key = jax.random.split(jax.random.key(0), 3)
+    given = problem(*PROBLEMS[name])
+    init_key, compare_key = jax.random.split(jax.random.key(0))
     comparison = compare(
         compare_key,
-        problem.objective,
-        chosen(field_key, problem, args.estimators),
-        problem.init(init_key),
-        problem.data,
+        given.objective,
+        given.init(init_key),
+        given.data,
+        estimators(given, args.estimators),
         batch_sizes=args.batch_sizes,
         num_steps=args.steps,
         driver=antithetic(),
         seconds=args.seconds,
         report=report,
     )
-    print(f"\n{problem.name}\n\n{comparison}\n")
+    print(f"\n{given.name}\n\n{comparison}\n")
     comparison.plot(args.out / "figures" / f"comparison_{name}.png")
     settings = {"seconds": args.seconds, "versions": versions()}
-    return {"problem": problem.name, **settings, **comparison.to_json()}
+    return {"problem": given.name, **settings, **comparison.to_json()}
 
 
 def with_tables(text: str, folder: Path) -> str:
@@ -86,11 +86,15 @@ def with_tables(text: str, folder: Path) -> str:
 
 
 def table(document: dict) -> str:
-    """One line per estimator: variance left and efficiency at every batch size, the best first."""
+    """One line per estimator: remaining variance and efficiency at every batch size, best first."""
     rows = {(row["name"], row["batch_size"]): row for row in document["estimators"]}
     names = list(dict.fromkeys(row["name"] for row in document["estimators"]))
     sizes = sorted({size for _, size in rows})
-    head = ["estimator", *(f"batch {size}: draws, points, total; µs; ×" for size in sizes), "×best"]
+    head = [
+        "estimator",
+        *(f"batch size {size}" for size in sizes),
+        "efficiency (best baseline = 1)",
+    ]
     lines = [head, ["---"] * len(head)]
     for name in names:
         own = [rows[name, size] for size in sizes if (name, size) in rows]
@@ -102,13 +106,17 @@ def table(document: dict) -> str:
     for name, reason in document["unavailable"].items():
         missing.setdefault(_needed(reason), []).append(name)
     shares = [f"{name} {_share(share)}" for name, share in document["ceilings"].items()]
-    facts = f"Best any variate could leave of the draws, by basis: {'; '.join(shares)}."
+    key = (
+        "Remaining variance (plain = 1) of draws, points and total; µs per step; "
+        "**efficiency (plain = 1)**."
+    )
+    facts = f"Remaining variance of draws at best, by basis: {'; '.join(shares)}."
     wants = [f"Not here: {', '.join(names)}. They need {need}." for need, names in missing.items()]
-    return "\n\n".join([text, facts, *wants])
+    return "\n\n".join([text, key, facts, *wants])
 
 
 def _cell(row: dict | None, plain: dict) -> str:
-    """Shares of plain's draws, points and total; time; efficiency against plain."""
+    """Remaining variance of draws, points and total; time; efficiency against plain."""
     if row is None:
         return "–"
     shares = []
@@ -122,7 +130,7 @@ def _cell(row: dict | None, plain: dict) -> str:
 
 
 def _needed(reason: str) -> str:
-    """What an error expected."""
+    """The thing that an error expected."""
     return reason.split("expected ", 1)[-1].split(", got", 1)[0].split(": ", 1)[0]
 
 

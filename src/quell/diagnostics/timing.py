@@ -268,12 +268,16 @@ def _median(times: Any) -> float:
 def _calibrated(key, loop: Stepper, state, seconds: float) -> tuple[int, float]:
     """A number of steps that takes about the given time, and the time it took."""
     prepared = loop.prepare(key)
-    loop.advance(prepared, state, 1)  # compiles
-    count = 1
-    while True:
+
+    def timed(count):
         began = time.perf_counter()
         loop.advance(prepared, state, count)
-        taken = time.perf_counter() - began
+        return time.perf_counter() - began
+
+    timed(1)  # compiles
+    count = 1
+    while True:
+        taken = min(timed(count), timed(count))  # one interruption must not end the search
         if taken > seconds / 2 or count >= loop.length:
             return count, taken
         count = min(loop.length, 2 * count)
