@@ -66,7 +66,7 @@ def refusals():
         ),
         "data of two lengths": (
             lambda: make(data={"x": data, "y": jnp.ones(7)}),
-            ["data", "['x']", "(6,)", "(7,)"],
+            ["data", "['x']", "length 6", "length 7"],
         ),
         "points of coefficients without a mean": (
             lambda: make(points=True),
