@@ -119,5 +119,3 @@ def check_decay(decay: Any) -> None:
     """Refuse a forgetting factor outside (0, 1]."""
     if not (isinstance(decay, int | float) and 0 < decay <= 1):
         raise invalid("decay", expected="a number in (0, 1]", got=repr(decay), advice="Try 0.99.")
-
-check_problem = checked_problem  # until every caller takes the data from it

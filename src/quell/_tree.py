@@ -192,7 +192,7 @@ def leaf_means(vector: Float[Array, " P"], sizes: tuple[int, ...]) -> Float[Arra
 
 
 def all_finite(*trees: PyTree[Array]) -> Bool[Array, ""]:
-    """Whether the sum of all squares is finite, so that moments of what is in the trees are too."""
+    """Whether the sum of all squares is finite, so that second moments of their entries are too."""
     squares = [jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(trees)]
     return jnp.isfinite(sum(squares, start=jnp.zeros(())))
 

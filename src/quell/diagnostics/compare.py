@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Key, PyTree
 
-from quell._checks import check_positive, check_problem, check_whole
+from quell._checks import check_positive, check_whole, checked_problem
 from quell._tree import number_of_parameters
 from quell.diagnostics.ceilings import ceilings, default_bases
 from quell.diagnostics.ranking import Row, ranked
@@ -133,8 +132,7 @@ def compare(
       A record that prints as a table, plots and saves itself, the most efficient estimator first.
       An estimator that cannot serve the objective is listed with the reason.
     """
-    data = jax.tree.map(jnp.asarray, data)
-    check_problem(key, objective, data)
+    data = checked_problem(key, objective, data)
     check_whole("num_steps", num_steps, 0)
     check_whole("target_steps", target_steps, 1)
     check_positive("seconds", seconds, 60)

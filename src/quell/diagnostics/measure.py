@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
-from quell._checks import check_batch_size, check_positive, check_problem, check_whole
+from quell._checks import check_batch_size, check_positive, check_whole, checked_problem
 from quell._errors import invalid
 from quell._tree import number_of_parameters
 from quell.diagnostics.ceilings import ceilings, default_bases
@@ -56,23 +56,21 @@ def measure(
     correction, so it is small and never negative for an unbiased estimator.
 
     Args:
-      key: for everything that is random. Estimators that make choices when they are started make
-        those of `fit` with the same key.
+      key: for everything that is random.
       objective: L, a user's own or a model's.
       params: θ.
       data: a pytree with leaves `[N, ...]`.
       estimator: the estimator, such as `quell.monte_carlo()`.
       batch_size: |B|.
-      state: the estimator's state, such as `fit(...).estimator_state`. By default the first state,
-        after learning.
+      state: the estimator's state, such as `fit(...).estimator_state`, for estimators that make no
+        choices when they are started, or the same ones. By default the first state, after learning.
       warm_up: steps for which the default state learns at the fixed parameters.
       seconds: the time to take, not counting compilation. More time gives narrower intervals.
 
     Returns:
       A record that prints as a table, plots and saves itself.
     """
-    data = jax.tree.map(jnp.asarray, data)
-    check_problem(key, objective, data)
+    data = checked_problem(key, objective, data)
     check_estimator("estimator", estimator)
     check_batch_size(batch_size, objective.num_data)
     check_whole("warm_up", warm_up, 0)

@@ -3,13 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Key, PyTree
 
 from quell import bases
-from quell._checks import check_batch_size, check_positive, check_problem, check_whole
+from quell._checks import check_batch_size, check_positive, check_whole, checked_problem
 from quell._tree import number_of_parameters
 from quell.diagnostics.ranking import Row, ranked
 from quell.diagnostics.records import microseconds, table
@@ -91,8 +89,7 @@ def recommend(
     Returns:
       A record that prints as a table: `fit(..., estimator=recommend(...).estimator)`.
     """
-    data = jax.tree.map(jnp.asarray, data)
-    check_problem(key, objective, data)
+    data = checked_problem(key, objective, data)
     check_batch_size(batch_size, objective.num_data)
     check_whole("num_steps", num_steps, 0)
     check_positive("seconds", seconds, 10)

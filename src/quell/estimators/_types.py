@@ -36,7 +36,7 @@ class Estimate(NamedTuple):
       gradient: G̃, a pytree like params.
       value: the estimate of the objective, `[]`.
       state: the next state of the estimator.
-      correction_norm: ‖Ĝ − G̃‖, the size of what a control variate took off; zero without one, `[]`.
+      correction_norm: ‖Ĝ − G̃‖, the size of the correction; zero without a control variate, `[]`.
     """
 
     gradient: PyTree[Array]
