@@ -11,14 +11,18 @@ from pathlib import Path
 import pytest
 
 import quell
+import quell_paper
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-OPTIONAL = {"matplotlib", "rich", "numpyro", "orbax", "flax", "equinox", "sklearn", "gpytorch"}
+OPTIONAL = {"matplotlib", "rich", "pandas", "jinja2", "numpyro", "orbax", "sklearn", "gpytorch"}
 
 
 def modules() -> list[str]:
-    found = pkgutil.walk_packages(quell.__path__, "quell.")
+    found = [
+        *pkgutil.walk_packages(quell.__path__, "quell."),
+        *pkgutil.walk_packages(quell_paper.__path__, "quell_paper."),
+    ]
     return ["quell", *(m.name for m in found if not m.name.endswith("__main__"))]
 
 
@@ -61,8 +65,25 @@ def test_python_blocks_run(page, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_readme_has_a_complete_call():
-    assert "quell.control_variate" in python_blocks(ROOT / "README.md")
+def first_block(page: Path) -> str:
+    return re.search(r"```python\n(.*?)```", page.read_text(), re.S).group(1)
+
+
+def test_the_first_example_of_the_readme_makes_the_gradient_quieter(tmp_path):
+    """The number that it prints, in a process of its own, and the number on the page."""
+    page = ROOT / "README.md"
+    command = [sys.executable, "-W", "error", "-c", first_block(page)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pattern = r"remaining noise: plain 1, closed form (0\.\d+)"
+    printed, claimed = (float(re.search(pattern, t).group(1)) for t in (done.stdout, page.read_text()))
+    assert printed < 0.1
+    assert abs(printed - claimed) < 0.5 * claimed  # two seconds of measuring are not exact
+    assert "quell.closed_form()" in first_block(page)
+
+
+def test_the_readme_has_the_optax_chain():
+    assert "optax.chain(control, " in python_blocks(ROOT / "README.md")
 
 
 def quoted(page: Path) -> list[str]:
@@ -107,7 +128,7 @@ def exists_as_command(name: str) -> bool:
 
 
 CHECKS = (
-    (re.compile(r"quell\.[A-Za-z_.]+(\(.*\))?$"), exists_in_package),
+    (re.compile(r"quell(_paper)?\.[A-Za-z_.]+(\(.*\))?$"), exists_in_package),
     (re.compile(r"(tests|benchmarks|examples|docs)/[\w/.]+(::\w+)?$"), exists_as_test),
     (re.compile(r"make [a-z-]+$"), exists_as_target),
     (re.compile(r"quell [a-z-]+( [a-z0-9-]+)*( --[a-z-]+)*$"), exists_as_command),

@@ -36,18 +36,18 @@ def rows(data, index):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("samples", [1, 3])
-def test_value_is_the_scaled_sum_over_examples_and_draws(x64, key, samples, shared):
+@pytest.mark.parametrize("draws", [1, 3])
+def test_value_is_the_scaled_sum_over_examples_and_draws(x64, key, draws, shared):
     objective, params, batch = problem(key, num_data=4, regulariser=regulariser)
     objective = objective._replace(num_data=100)
-    noise = objective.sample_noise(key, 4, samples=samples, shared=shared)
-    assert noise.shape == (samples, 1 if shared else 4, 2)
+    noise = objective.sample_noise(key, 4, draws=draws, shared=shared)
+    assert noise.shape == (draws, 1 if shared else 4, 2)
     total = sum(
         loss(params, noise[s, 0 if shared else b], rows(batch, b))
-        for s in range(samples)
+        for s in range(draws)
         for b in range(4)
     )
-    expected = 100 / (4 * samples) * total + regulariser(params)
+    expected = 100 / (4 * draws) * total + regulariser(params)
     assert max_error(objective.value(params, noise, batch), expected) < SAME64
     value, gradient = objective.value_and_gradient(params, noise, batch)
     assert max_error(value, expected) < SAME64
@@ -55,25 +55,25 @@ def test_value_is_the_scaled_sum_over_examples_and_draws(x64, key, samples, shar
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("samples", [1, 3])
-def test_per_example_gradients_average_to_the_gradient(x64, key, samples, shared):
+@pytest.mark.parametrize("draws", [1, 3])
+def test_per_example_gradients_average_to_the_gradient(x64, key, draws, shared):
     objective, params, batch = problem(key)
-    noise = objective.sample_noise(key, 5, samples=samples, shared=shared)
+    noise = objective.sample_noise(key, 5, draws=draws, shared=shared)
     per_example = jax.jit(objective.per_example_gradients)(params, noise, batch)
     mean = jax.tree.map(lambda g: g.mean(0), per_example)
     assert max_error(mean, jax.jit(objective.gradient)(params, noise, batch)) < SAME64
-    first = jax.jit(partial(objective.per_example_gradients, rows=2))(params, noise, batch)
+    first = jax.jit(partial(objective.per_example_gradients, first=2))(params, noise, batch)
     assert max_error(first, rows(per_example, slice(0, 2))) < SAME64
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_few_rows_of_a_large_batch_are_the_same_rows(x64, key, shared):
+def test_few_examples_of_a_large_batch_have_the_same_gradients(x64, key, shared):
     objective, params, batch = problem(key)
     large = jax.tree.map(lambda y: jnp.concatenate([y] * 7), batch)
     noise = objective.sample_noise(key, 35, shared=shared)
-    compute = objective.value_gradient_and_rows
+    compute = objective.value_gradient_and_examples
     expected = jax.jit(compute)(params, noise, large)
-    few = jax.jit(partial(compute, rows=2))(params, noise, large)
+    few = jax.jit(partial(compute, first=2))(params, noise, large)
     assert max_error(few[:2], expected[:2]) < SAME64
     assert max_error(few[2], rows(expected[2], slice(0, 2))) < SAME64
 
@@ -89,7 +89,7 @@ def test_per_example_gradients_of_chosen_leaves_leave_the_rest_out(x64, key):
 
 def test_the_mean_over_all_mini_batches_is_the_full_gradient(x64, key):
     objective, params, data = problem(key, regulariser=regulariser)
-    noise = objective.sample_noise(key, 5, samples=2)
+    noise = objective.sample_noise(key, 5, draws=2)
     full = objective.gradient(params, noise, data)
     index = mini_batches(5, 2)
     gradients = jax.jit(jax.vmap(lambda i: objective.gradient(params, noise[:, i], rows(data, i))))(
@@ -138,7 +138,7 @@ def test_noise_and_batch_may_be_pytrees(key):
 
     objective = quell.Objective(loss, noise, num_data=7)
     batch = (jnp.ones((3, 2)), jnp.zeros(3))
-    draws = objective.sample_noise(key, 3, samples=2)
+    draws = objective.sample_noise(key, 3, draws=2)
     gradient = jax.jit(objective.gradient)({"w": jnp.ones(2)}, draws, batch)
     assert jnp.allclose(gradient["w"], 7 * draws["a"].mean((0, 1)), rtol=1e-5)
 

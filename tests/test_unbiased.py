@@ -22,23 +22,33 @@ from conformance import (
 
 import quell
 from quell import bases, coefficients, criteria
+from quell import noise as noises
+from quell.coefficients._targets import Statistics
 
 # The models that learn from every batch; least squares may find a batch not worth learning from.
 LEARNED = ["context_free", "recognition_network", "running_average"]
 
 
 def elsewhere(state):
-    """Another state: every number larger than it was, so that what is positive stays so."""
+    """Another state: every number larger, so that positive ones stay so, and every gate open."""
     rng = np.random.default_rng(0)
 
     def move(leaf):
         moved = leaf + 0.3 * np.abs(rng.normal(size=leaf.shape))
         return jnp.asarray(moved if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf, leaf.dtype)
 
-    return jax.tree.map(move, state)
+    def open_gate(node):
+        """Evidence that the corrections t were the gradients g: Σgt = Σt² = Σg²."""
+        if not isinstance(node, Statistics):
+            return node
+        much = jnp.full_like(node.tt, 1e6)
+        return node._replace(gt=much, tt=much, gg=much)
+
+    moved = jax.tree.map(move, state)
+    return jax.tree.map(open_gate, moved, is_leaf=lambda node: isinstance(node, Statistics))
 
 
-def bias(key, basis, model, criterion, noise=None, samples=1, shared=False, points=3, **kwargs):
+def bias(key, basis, model, criterion, noise=None, draws=1, shared=False, nodes_each=3, **kwargs):
     """The exact |E[G̃] − E[Ĝ]| at an arbitrary learned state, and the size of the correction.
 
     The state has learned along random draws of random batches, and was then moved elsewhere.
@@ -46,10 +56,10 @@ def bias(key, basis, model, criterion, noise=None, samples=1, shared=False, poin
     data_key, init_key, path_key = jax.random.split(key, 3)
     dim = 2 if noise is None else noise.size
     objective, params, data = problem(data_key, dim=dim, noise=noise)
-    control = control_for(init_key, objective, data, basis, model, criterion, **kwargs)
+    control = control_for(init_key, objective, params, data, basis, model, criterion, **kwargs)
     drawn = 1 if shared else BATCH
-    eps, weights = nodes(objective.noise, points, count=samples * drawn)
-    eps = eps.reshape(-1, samples, drawn, dim)
+    eps, weights = nodes(objective.noise, nodes_each, count=draws * drawn)
+    eps = eps.reshape(-1, draws, drawn, dim)
 
     @jax.jit
     def every_draw(state, index):
@@ -105,7 +115,7 @@ def test_several_draws_and_shared_draws_are_unbiased(x64, key, model, shared):
         COEFFICIENTS[model](),
         criteria.partial_gradients,
         noise=quell.normal(1),
-        samples=2,
+        draws=2,
         shared=shared,
     )
     assert error < EXACT
@@ -114,9 +124,9 @@ def test_several_draws_and_shared_draws_are_unbiased(x64, key, model, shared):
 
 NOISES = {
     "gaussian": lambda: quell.normal(1, mean=[1.0], covariance=[[4.0]]),
-    "uniform": lambda: quell.uniform(1),
-    "laplace": lambda: quell.laplace(1),
-    "exponential": lambda: quell.from_moments(1, jax.random.exponential, [1.0, 2.0, 6.0]),
+    "uniform": lambda: noises.uniform(1),
+    "laplace": lambda: noises.laplace(1),
+    "exponential": lambda: noises.from_moments(1, jax.random.exponential, [1.0, 2.0, 6.0]),
 }
 
 
@@ -146,9 +156,8 @@ def test_the_mean_over_mini_batches_and_draws_is_the_full_gradient(x64, key, mod
     """Both kinds of randomness at once: E over B and ε of G̃ is ∇L, to quadrature."""
     data_key, init_key, train_key = jax.random.split(key, 3)
     objective, params, data = problem(data_key, dim=1, num_data=4)
-    control = control_for(
-        init_key, objective, data, bases.linear(), COEFFICIENTS[model](), criteria.gradient_sum
-    )
+    parts = bases.linear(), COEFFICIENTS[model](), criteria.gradient_sum
+    control = control_for(init_key, objective, params, data, *parts)
     state = train(train_key, objective, control, params, data, 6)
     eps, weights = nodes(objective.noise, 5, count=2)
 

@@ -6,11 +6,7 @@ import numpy as np
 import optax
 import pytest
 from _exact import EXACT, expectation, nodes
-from conformance import (
-    control_for,
-    controlled_gradient,
-    take,
-)
+from conformance import control_for, controlled_gradient, take
 
 import quell
 from quell import bases, coefficients, criteria
@@ -69,26 +65,34 @@ FADING = optax.adam(optax.exponential_decay(0.1, 100, 0.5))
 SLOWLY_FADING = optax.adam(optax.exponential_decay(0.05, 1500, 0.5))
 
 
+def ungated(decay):
+    return coefficients.unit_scale(decay=decay, gated=False)
+
+
 @pytest.mark.parametrize("criterion", [criteria.partial_gradients, criteria.squared_difference])
 @pytest.mark.parametrize("order", [1, 2])
 def test_a_polynomial_gradient_is_controlled_to_variance_zero(x64, key, order, criterion):
     objective, params, data = polynomial_problem(order)
-    model = coefficients.context_free(SLOWLY_FADING, decay=1.0)
-    control = control_for(key, objective, data, bases.polynomial(order), model, criterion)
+    model = coefficients.context_free(SLOWLY_FADING, targets=ungated(1.0))
+    control = control_for(key, objective, params, data, bases.polynomial(order), model, criterion)
     assert variance_ratio(key, objective, control, params, data, 20_000) < 1e-6
 
 
 def test_a_basis_of_too_low_an_order_leaves_variance(x64, key):
     objective, params, data = polynomial_problem(2)
-    model = coefficients.context_free(FADING, decay=1.0)
-    control = control_for(key, objective, data, bases.linear(), model, criteria.squared_difference)
+    model = coefficients.context_free(FADING, targets=ungated(1.0))
+    control = control_for(
+        key, objective, params, data, bases.linear(), model, criteria.squared_difference
+    )
     assert variance_ratio(key, objective, control, params, data, 1000) > 0.05
 
 
 def test_a_fixed_coefficient_that_is_right_leaves_nothing(x64, key):
     objective, params, data = polynomial_problem(1)
     model = coefficients.fixed(40 * 2.0 * jnp.eye(2))
-    control = control_for(key, objective, data, bases.linear(), model, criteria.squared_difference)
+    control = control_for(
+        key, objective, params, data, bases.linear(), model, criteria.squared_difference
+    )
     assert variance_ratio(key, objective, control, params, data, 1) < 1e-20
 
 
@@ -102,7 +106,7 @@ def test_a_context_dependent_gradient_is_controlled_by_the_network_alone(key):
     ratios = {}
     for name, model in models.items():
         control = control_for(
-            key, objective, data, bases.linear(), model, criteria.partial_gradients
+            key, objective, params, data, bases.linear(), model, criteria.partial_gradients
         )
         ratios[name] = variance_ratio(key, objective, control, params, data, 1500)
     print(ratios)
@@ -120,11 +124,15 @@ def test_the_best_coefficient_leaves_one_minus_rho_squared(x64):
     g_mean, w_square = expectation(g, weights), expectation(w**2, weights)
     covariance, variance = expectation(g * w, weights), expectation((g - g_mean) ** 2, weights)
     rho = covariance / jnp.sqrt(variance * w_square)
-    control = quell.control_variate(
-        bases.linear(), coefficients.fixed(covariance / w_square), noise=objective.noise
-    )
-    state = control.init(jnp.ones(()))
-    controlled = jax.vmap(lambda g, e: control.update(g, state, noise=e[None])[0])(g, eps)
+    params, data = jnp.ones(()), jnp.zeros((1, 1))
+    model = coefficients.fixed(covariance / w_square)
+    control = quell.control_variate(jax.random.key(0), objective, params, data, model)
+    state = control.init(params)
+
+    def correct(g, e):
+        return control.update(g, state, params, noise=e[None], batch=data)[0]
+
+    controlled = jax.vmap(correct)(g, eps)
     left = expectation((controlled - expectation(controlled, weights)) ** 2, weights)
     assert abs(left - (1 - rho**2) * variance) < EXACT
     assert abs(left - (1 - rho) * variance) > 1e-2
