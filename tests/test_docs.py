@@ -18,8 +18,8 @@ OPTIONAL = {"matplotlib", "rich", "numpyro", "orbax", "flax", "equinox", "sklear
 
 
 def modules() -> list[str]:
-    found = pkgutil.walk_packages(quell.__path__, "quell.")
-    return ["quell", *(m.name for m in found if not m.name.endswith("__main__"))]
+    found = pkgutil.walk_packages([str(ROOT / "src")])
+    return [m.name for m in found if not m.name.endswith("__main__")]
 
 
 def load(name: str):

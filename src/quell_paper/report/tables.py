@@ -1,0 +1,127 @@
+"""The tables of the report: remaining variances, both orders side by side, times of a step."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from quell_paper.config import APPLY_FIRST, LEARN_FIRST
+from quell_paper.report.figures import criterion_name, variate_name
+from quell_paper.results import NotRunError, Results, remaining
+from quell_paper.verdicts import MODELS, Interval, mean_interval, root
+
+
+def remaining_rows(results: Results) -> list[dict[str, Any]]:
+    """Late remaining variances: one row per model, variate, criterion and learning rate."""
+    rows = []
+    for model in results.models:
+        try:
+            late = results.late_static(model)
+        except NotRunError:
+            continue
+        settings = ["network", "criterion", "learning_rate"]
+        for (network, criterion, rate), group in late.groupby(settings, sort=False):
+            draws = remaining(group, "draws")
+            rows.append(
+                {
+                    "model": MODELS[model],
+                    "variate": variate_name(network),
+                    "criterion": criterion_name(criterion),
+                    "rate": rate,
+                    "draws": mean_interval(draws),
+                    "median": np.median(draws),
+                    "norm": mean_interval(remaining(group, "norm")),
+                }
+            )
+    return rows
+
+
+class Side(NamedTuple):
+    """One order's half of a row.
+
+    Attributes:
+      bias: the norm of the bias divided by the gradient's, with its interval over seeds.
+      z: the root mean square z score of the bias; about 1 without bias.
+      remaining: the remaining variance of the draws, mean over seeds.
+    """
+
+    bias: Interval
+    z: float
+    remaining: float
+
+
+class OrderRow(NamedTuple):
+    """Both orders at the same state of the coefficients."""
+
+    model: str
+    variate: str
+    steps: int
+    papers: Side
+    unbiased: Side
+
+
+def order_rows(results: Results) -> list[OrderRow]:
+    """Squared difference, the model frozen late: one row per variate and coefficient steps."""
+    rows = []
+    for model in results.models:
+        stage = results.plans[model].static.frozen_after[-1]
+        where = {"model": model, "criterion": "squared_difference", "frozen_after": stage}
+        try:
+            late = results.rows("orders", **where)
+        except NotRunError:
+            continue
+        for (network, steps), group in late.groupby(["network", "coefficient_steps"], sort=False):
+            papers, unbiased = (
+                _side(group[group["order"] == order]) for order in (LEARN_FIRST, APPLY_FIRST)
+            )
+            rows.append(OrderRow(MODELS[model], variate_name(network), steps, papers, unbiased))
+    return rows
+
+
+def _side(rows: pd.DataFrame) -> Side:
+    bias = root(mean_interval((rows["bias"] / rows["gradient"]).to_numpy()))
+    return Side(bias, np.sqrt(rows["z"].mean()), remaining(rows, "draws").mean())
+
+
+def order_summary(rows: list[OrderRow]) -> dict[str, Any]:
+    """The facts of the sentence above the rows: largest bias, z scores, apparent reduction."""
+    z = {
+        side: np.sqrt(np.mean([getattr(row, side).z ** 2 for row in rows]))
+        for side in ("papers", "unbiased")
+    }
+    less = np.mean([row.unbiased.remaining - row.papers.remaining for row in rows])
+    return {"worst": max(rows, key=lambda row: row.papers.bias.effect), "z": z, "less": less}
+
+
+def timing_rows(results: Results) -> list[dict[str, Any]]:
+    """Table 1: mean and standard deviation of a step's milliseconds, and multiple of plain."""
+    table = results.tables.get("table-1")
+    if table is None:
+        return []
+    names = ["model", "criterion", "variant"]
+    times = table.groupby([*names, "way"], sort=False)["milliseconds"].agg(
+        ["mean", "std", "median"]
+    )
+    plain = times.xs(("none", "plain"), level=("criterion", "variant"))["median"]
+    times["ratio"] = times["median"] / plain.reindex(times.index.droplevel([1, 2])).to_numpy()
+    return [
+        {
+            "model": MODELS[model],
+            "criterion": criterion_name(criterion),
+            "variant": variant,
+            "ways": group.to_dict("records"),
+        }
+        for (model, criterion, variant), group in times.groupby(level=names, sort=False)
+    ]
+
+
+def shown(interval: Interval) -> str:
+    """Three numbers with as many digits as they deserve.
+
+    >>> shown(Interval(0.5, 0.25, 0.75))
+    '0.50 [0.25, 0.75]'
+    """
+    size = max(abs(value) for value in interval if np.isfinite(value))
+    digits = 0 if size >= 100 else (2 if size >= 0.1 else 3)
+    show = [f"{value:.{digits}f}" if np.isfinite(value) else "?" for value in interval]
+    return f"{show[0]} [{show[1]}, {show[2]}]".replace("-", "−")

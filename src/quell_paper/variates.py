@@ -1,0 +1,87 @@
+"""Control variates by name, made into the library's transformations and estimators."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+import quell
+from quell.bases import linear, polynomial
+from quell.coefficients import context_free, recognition_network
+from quell.coefficients._adam import adam
+from quell.estimators import MakeEstimator, controlled, monte_carlo
+from quell_paper.config import APPLY_FIRST, PLAIN, Network, Variate
+from quell_paper.problems import Problem
+
+BASES = {"linear": linear, "quadratic": lambda: polynomial(2)}
+
+
+def control(
+    problem: Problem, variate: Variate, rate: float | Float[Array, ""]
+) -> quell.ControlVariate:
+    """The transformation of a variate, whose coefficients learn by Adam at a rate."""
+    optimizer = adam(rate)
+    hidden = variate.hidden
+    return quell.control_variate(
+        BASES[variate.basis](),
+        recognition_network(hidden, optimizer) if hidden else context_free(optimizer),
+        getattr(quell.criteria, variate.criterion),
+        noise=problem.objective.noise,
+        context=jax.eval_shape(problem.context, problem.data),
+        key=jax.random.key(0),  # a placeholder: `init` is given the seed's own
+        order=getattr(quell, variate.order),
+    )
+
+
+def estimator(problem: Problem, variate: Variate, rate: float | Float[Array, ""]) -> MakeEstimator:
+    """The controlled estimator of a variate; plain Monte Carlo for `PLAIN`."""
+    if variate == PLAIN:
+        return monte_carlo()
+    return controlled(monte_carlo(), control(problem, variate, rate), context=problem.context)
+
+
+def update(
+    problem: Problem,
+    transformation: quell.ControlVariate,
+    gradient: PyTree[Array],
+    state: PyTree[Array],
+    params: PyTree[Array],
+    noise: PyTree[Array],
+    batch: PyTree[Array],
+) -> tuple[PyTree[Array], PyTree[Array]]:
+    """The corrected gradient of a batch, and the state after learning from the batch."""
+    extra: dict[str, Any] = {}
+    if transformation.criterion.per_example:
+        extra["per_example"] = problem.objective.per_example_gradients(params, noise, batch)
+    context = problem.context(batch)
+    return transformation.update(gradient, state, params, noise=noise, context=context, **extra)
+
+
+def correct(
+    problem: Problem,
+    basis: str,
+    hidden: Network,
+    gradient: PyTree[Array],
+    state: PyTree[Array],
+    params: PyTree[Array],
+    noise: PyTree[Array],
+    batch: PyTree[Array],
+) -> PyTree[Array]:
+    """G̃ of a batch with the coefficients as they stand.
+
+    The compiler drops the learning, because the new state is not used: the variate applies its
+    coefficients before they learn.
+    """
+    applied = control(problem, any_criterion(basis, hidden), 1.0)
+    return update(problem, applied, gradient, state, params, noise, batch)[0]
+
+
+def any_criterion(basis: str, hidden: Network) -> Variate:
+    """A variate that stands for every criterion and order if coefficients do not learn."""
+    return Variate(basis, "squared_difference", hidden, APPLY_FIRST)
+
+
+def flat(tree: PyTree[Array]) -> Float[Array, " P"]:
+    """All leaves as one vector."""
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
