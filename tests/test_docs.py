@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import quell
-
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 OPTIONAL = {"matplotlib", "rich", "numpyro", "orbax", "flax", "equinox", "sklearn", "gpytorch"}

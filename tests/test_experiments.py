@@ -83,7 +83,7 @@ def test_correcting_is_what_the_transformation_does_before_it_learns(key):
         expected, new = transformation.update(
             gradient, state, params, noise=noise, context=problem.context(batch)
         )
-        found = correct(problem, "quadratic", (4,), gradient, state, params, noise, batch)
+        found = correct(problem, variate, gradient, state, params, noise, batch)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
         state = new
     assert not np.allclose(found["mean"], gradient["mean"])

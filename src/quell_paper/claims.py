@@ -164,9 +164,12 @@ def _gains(*comparisons: tuple[str, int, str, float, float]) -> Callable[[Result
 
 def _overhead(r: Results) -> Parts:
     def part(name: str, way: str, model: str) -> Part:
+        def milliseconds(variant: str, criterion: str) -> np.ndarray:
+            where = {"variant": variant, "criterion": criterion, "way": way}
+            return r.rows("table-1", model=model, **where)["milliseconds"].to_numpy()
+
         ratios = [
-            r.milliseconds(model, "amortised", criterion, way)
-            / r.milliseconds(model, "context-free", criterion, way)
+            milliseconds("amortised", criterion) / milliseconds("context-free", criterion)
             for criterion in r.plans[model].step_time.criteria
         ]
         interval = median_interval(np.mean(ratios, axis=0) - 1)

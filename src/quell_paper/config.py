@@ -11,6 +11,7 @@ CRITERIA = ("squared_difference", "gradient_sum", "partial_gradients")
 APPLY_FIRST = "apply_then_learn"  # unbiased
 LEARN_FIRST = "learn_then_apply"  # the paper's order
 BOTH_ORDERS = (APPLY_FIRST, LEARN_FIRST)
+_MAIN, _TWO_CRITERIA, _UNBIASED = CRITERIA[:1], CRITERIA[:2], BOTH_ORDERS[:1]
 
 Network = tuple[int, ...]  # the widths of the hidden layers
 CONTEXT_FREE: Network = ()
@@ -49,6 +50,11 @@ class Variate:
     def network(self) -> str:
         """The name of the network in records; `plain` without a control variate."""
         return "plain" if self == PLAIN else network_name(self.hidden)
+
+    @property
+    def unlearned(self) -> "Variate":
+        """The variate that stands for all criteria and orders as long as nothing is learned."""
+        return self if self == PLAIN else Variate(self.basis, "squared_difference", self.hidden)
 
 
 PLAIN = Variate("linear", "none", CONTEXT_FREE, "none")
@@ -135,7 +141,7 @@ class OrderBias:
 
     learned_for: tuple[int, ...] = (10, 100, 1000)
     sampling: Sampling = Sampling(batches=200, draws=8)
-    criteria: tuple[str, ...] = ("squared_difference", "gradient_sum")
+    criteria: tuple[str, ...] = _TWO_CRITERIA
     networks: tuple[Network, ...] = EXTREMES
 
 
@@ -146,7 +152,7 @@ class Traces:
     num_steps: int = 2000
     nelbo_draws: int = 100
     nelbo_every: int = 1
-    criteria: tuple[str, ...] = ("squared_difference", "gradient_sum")
+    criteria: tuple[str, ...] = _TWO_CRITERIA
     networks: tuple[Network, ...] = EXTREMES
     orders: tuple[str, ...] = BOTH_ORDERS
 
@@ -157,7 +163,7 @@ class StepTime:
 
     repetitions: int = 100
     runs: int = 10
-    criteria: tuple[str, ...] = ("squared_difference", "gradient_sum")
+    criteria: tuple[str, ...] = _TWO_CRITERIA
     networks: tuple[Network, ...] = EXTREMES
 
 
@@ -193,60 +199,39 @@ PAPER = {
         # microseconds. So the two orders are compared in the traces and by their bias alone, and
         # partial gradients, the dearest criterion, learn at the main rate alone.
         static=Static(partial_gradients_rates=(1e-3,)),
-        dynamic=Dynamic(orders=(APPLY_FIRST,)),
-        order_bias=OrderBias((10, 1000), Sampling(batches=50, draws=4), ("squared_difference",)),
+        dynamic=Dynamic(orders=_UNBIASED),
+        order_bias=OrderBias((10, 1000), Sampling(batches=50, draws=4), _MAIN),
         traces=Traces(nelbo_draws=10),
     ),
 }
 
+_SHORT = Static(
+    frozen_after=(10, 1000),
+    measured_after=(10, 100, 1000),
+    bases=("linear",),
+    other_networks=EXTREMES,
+    learning_rates=(1e-2,),
+    partial_gradients_rates=(1e-2,),
+)
+_SHORT_DYNAMIC = Dynamic(bases=("linear",), learning_rates=(1e-2,), orders=_UNBIASED)
 QUICK = {
     "logistic": replace(
         PAPER["logistic"],
         seeds=3,
-        static=Static(
-            frozen_after=(10, 1000),
-            measured_after=(10, 100, 1000),
-            bases=("linear",),
-            learning_rates=(1e-2,),
-            partial_gradients_rates=(1e-2,),
-            other_networks=EXTREMES,
-        ),
-        dynamic=Dynamic(
-            bases=("linear",),
-            criteria=("squared_difference", "gradient_sum"),
-            learning_rates=(1e-2,),
-            orders=(APPLY_FIRST,),
-        ),
-        order_bias=OrderBias(learned_for=(10, 1000), criteria=("squared_difference",)),
-        traces=Traces(num_steps=1000, orders=(APPLY_FIRST,)),
+        static=_SHORT,
+        dynamic=replace(_SHORT_DYNAMIC, criteria=_TWO_CRITERIA),
+        order_bias=OrderBias(learned_for=(10, 1000), criteria=_MAIN),
+        traces=Traces(num_steps=1000, orders=_UNBIASED),
         step_time=StepTime(repetitions=10),
     ),
     "deep-gp": replace(
         PAPER["deep-gp"],
         seeds=2,
         sampling=Sampling(batches=20, draws=4),
-        static=Static(
-            frozen_after=(10, 1000),
-            measured_after=(10, 100, 1000),
-            bases=("linear",),
-            criteria=("squared_difference",),
-            networks=EXTREMES,
-            learning_rates=(1e-3,),
-        ),
-        dynamic=Dynamic(
-            bases=("linear",),
-            criteria=("squared_difference",),
-            learning_rates=(1e-3,),
-            orders=(APPLY_FIRST,),
-        ),
+        static=replace(_SHORT, criteria=_MAIN, networks=EXTREMES, learning_rates=(1e-3,)),
+        dynamic=replace(_SHORT_DYNAMIC, criteria=_MAIN, learning_rates=(1e-3,)),
         order_bias=OrderBias(criteria=()),  # logistic regression shows the bias
-        traces=Traces(
-            num_steps=500,
-            nelbo_draws=10,
-            nelbo_every=10,
-            criteria=("squared_difference",),
-            orders=(APPLY_FIRST,),
-        ),
+        traces=Traces(500, nelbo_draws=10, nelbo_every=10, criteria=_MAIN, orders=_UNBIASED),
         step_time=StepTime(repetitions=5),
     ),
 }

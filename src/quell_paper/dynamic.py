@@ -14,7 +14,17 @@ def jobs(plan: Plan) -> list[Job]:
     """One job per basis, criterion, network, learning rate and order."""
     dynamic = plan.dynamic
     return [
-        _job(plan, Variate(basis, criterion, hidden, order), rate)
+        variate_job(
+            "dynamic",
+            plan,
+            Variate(basis, criterion, hidden, order),
+            rate,
+            _run,
+            steps=max(dynamic.measured_after),
+            order=order,
+            measured_after=dynamic.measured_after,
+            sampling=asdict(plan.sampling),
+        )
         for basis in dynamic.bases
         for criterion in dynamic.criteria
         for hidden in dynamic.networks
@@ -23,23 +33,9 @@ def jobs(plan: Plan) -> list[Job]:
     ]
 
 
-def _job(plan: Plan, variate: Variate, rate: float) -> Job:
-    return variate_job(
-        "dynamic",
-        plan,
-        variate,
-        lambda: _run(plan, variate, rate),
-        rate=rate,
-        steps=max(plan.dynamic.measured_after),
-        order=variate.order,
-        measured_after=plan.dynamic.measured_after,
-        sampling=asdict(plan.sampling),
-    )
-
-
 def _run(plan: Plan, variate: Variate, rate: float) -> pd.DataFrame:
     sample = sampler(plan.model, plan.sampling, plan.batch_size)
-    measure = measurer(plan.model, variate.basis, variate.hidden)
+    measure = measurer(plan.model, variate.unlearned)
     stops, tables = plan.dynamic.measured_after, []
     for steps, carried in zip(stops, train(plan, stops, variate, rate).stops):
         samples = sample(seed_keys(plan.seeds), carried.params)

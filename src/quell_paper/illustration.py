@@ -97,12 +97,11 @@ def find_pair(
     Args:
       best: the best coefficient of each point, `[N]`.
       variance: the variance of each point's gradient, `[N]`.
-      harm: the least share of one point's variance that remains under the common variate.
-      served: the largest share of either point's variance that remains under its own variate.
+      harm, served: as in `config.Illustration`.
     """
 
     def share(c, n):
-        return remaining(c, best[n], variance[n]) / variance[n]
+        return remaining(c, float(best[n]), float(variance[n])) / float(variance[n])
 
     def fits(pair):
         shared = best[list(pair)].mean()

@@ -1,7 +1,7 @@
 """Jobs: one experiment at one setting, which is run, stored and found again as a whole."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from itertools import pairwise
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
@@ -44,22 +44,21 @@ def variate_job(
     experiment: str,
     plan: Plan,
     variate: Variate,
-    run: Callable[[], pd.DataFrame],
+    rate: float,
+    run: Callable[[Plan, Variate, float], pd.DataFrame],
     *,
     steps: float,
-    rate: float | None = None,
     step_extra: float = 0.0,
     **setting: Any,
 ) -> Job:
-    """A job about one control variate.
+    """The job `run(plan, variate, rate)`.
 
     Args:
+      rate: the learning rate of the coefficients.
       steps: the expected number of coefficient steps for each seed.
-      rate: the learning rate of the coefficients; the plan's main one by default.
       step_extra: microseconds that a step takes beside the gradient and its correction.
       setting: the part of the setting that is this experiment's own.
     """
-    rate = plan.main_learning_rate if rate is None else rate
     common = {
         "model": plan.model,
         "basis": variate.basis,
@@ -72,7 +71,7 @@ def variate_job(
     }
     weight = plan.seeds * steps * (step_microseconds(plan.model, variate) + step_extra)
     supplement = variate.basis != "linear" or rate != plan.main_learning_rate
-    return Job(experiment, common | setting, run, weight, supplement)
+    return Job(experiment, common | setting, partial(run, plan, variate, rate), weight, supplement)
 
 
 def step_microseconds(model: str, variate: Variate) -> float:
@@ -96,7 +95,7 @@ def tidy(axes: Mapping[str, Sequence], **values: Any) -> pd.DataFrame:
     [5, 6, 5, 6]
     """
     shape = tuple(len(axis) for axis in axes.values())
-    grid = pd.MultiIndex.from_product(axes.values(), names=list(axes)).to_frame(index=False)
+    grid = pd.MultiIndex.from_product(list(axes.values()), names=list(axes)).to_frame(index=False)
     arrays = {name: np.asarray(value, float) for name, value in values.items()}
     assert all(array.shape == shape for array in arrays.values()), f"some are not {shape}"
     return grid.assign(**{name: array.ravel() for name, array in arrays.items()})

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from quell_paper.config import BOTH_ORDERS, LEARN_FIRST, Plan, Variate
 from quell_paper.jobs import Job, cached, tidy, variate_job
 from quell_paper.problems import PROBLEMS
-from quell_paper.static import lessons_at, student
+from quell_paper.static import learner, lessons_at
 from quell_paper.training import over_seeds, seed_keys, trained
 from quell_paper.variance import Samples, sampler, variance_columns
 from quell_paper.variates import control, correct, flat, update
@@ -27,32 +27,29 @@ from quell_paper.variates import control, correct, flat, update
 
 def jobs(plan: Plan) -> list[Job]:
     """One job per criterion and network; linear basis, main learning rate."""
+    stages, learned_for = plan.static.frozen_after, plan.order_bias.learned_for
+    size = plan.order_bias.sampling
+    corrections = len(learned_for) * size.batches * size.draws
     return [
-        _job(plan, Variate("linear", criterion, hidden))
+        variate_job(
+            "orders",
+            plan,
+            Variate("linear", criterion, hidden),
+            plan.main_learning_rate,
+            _run,
+            steps=len(stages) * (max(learned_for) + corrections),
+            frozen_after=stages,
+            learned_for=learned_for,
+            sampling=asdict(size),
+        )
         for criterion in plan.order_bias.criteria
         for hidden in plan.order_bias.networks
     ]
 
 
-def _job(plan: Plan, variate: Variate) -> Job:
-    stages, learned_for = plan.static.frozen_after, plan.order_bias.learned_for
-    size = plan.order_bias.sampling
-    corrections = len(learned_for) * size.batches * size.draws
-    return variate_job(
-        "orders",
-        plan,
-        variate,
-        lambda: _run(plan, variate),
-        steps=len(stages) * (max(learned_for) + corrections),
-        frozen_after=stages,
-        learned_for=learned_for,
-        sampling=asdict(size),
-    )
-
-
-def _run(plan: Plan, variate: Variate) -> pd.DataFrame:
+def _run(plan: Plan, variate: Variate, rate: float) -> pd.DataFrame:
     keys = seed_keys(plan.seeds)
-    start, learn = student(plan, variate)
+    start, learn = learner(plan, variate)
     sample = sampler(plan.model, plan.order_bias.sampling, plan.batch_size)
     tables = []
     for stage in plan.static.frozen_after:
@@ -60,8 +57,8 @@ def _run(plan: Plan, variate: Variate) -> pd.DataFrame:
         samples, lessons = sample(keys, params), lessons_at(plan, stage)
         state = start(keys, params)
         for begin, end in pairwise((0, *plan.order_bias.learned_for)):
-            state = learn(state, lessons, plan.main_learning_rate, begin, end)
-            measured = _measurer(plan, variate)(state, params, samples)
+            state = learn(state, lessons, rate, begin, end)
+            measured = _measurer(plan.model, variate, rate)(state, params, samples)
             for order, columns in zip(BOTH_ORDERS, measured):
                 where = {"frozen_after": stage, "coefficient_steps": end, "order": order}
                 tables.append(tidy({"seed": range(plan.seeds)}, **columns).assign(**where))
@@ -69,14 +66,14 @@ def _run(plan: Plan, variate: Variate) -> pd.DataFrame:
 
 
 @cached
-def _measurer(plan: Plan, variate: Variate) -> Callable[..., list[dict[str, Any]]]:
+def _measurer(model: str, variate: Variate, rate: float) -> Callable[..., list[dict[str, Any]]]:
     """`measure(state, params, samples)`: the columns of both orders, for every seed.
 
     Each sample is corrected twice: by the coefficients as they stand, and by the coefficients
     after one step of learning from this very sample.
     """
-    problem = PROBLEMS[plan.model]()
-    papers = control(problem, replace(variate, order=LEARN_FIRST), plan.main_learning_rate)
+    problem = PROBLEMS[model]()
+    papers = control(problem, replace(variate, order=LEARN_FIRST), rate)
 
     def measure(state, params, samples: Samples) -> list[dict[str, Any]]:
         def one_batch(sample):
@@ -84,9 +81,7 @@ def _measurer(plan: Plan, variate: Variate) -> Callable[..., list[dict[str, Any]
 
             def one_draw(sample):
                 eps, g = sample
-                before = correct(
-                    problem, variate.basis, variate.hidden, g, state, params, eps, batch
-                )
+                before = correct(problem, variate.unlearned, g, state, params, eps, batch)
                 after = update(problem, papers, g, state, params, eps, batch)[0]
                 return before, after
 
@@ -96,7 +91,7 @@ def _measurer(plan: Plan, variate: Variate) -> Callable[..., list[dict[str, Any]
         plain = samples.gradient
         return [_columns(plain, before, plain), _columns(plain, after, before)]
 
-    return jax.jit(over_seeds(plan.model, measure))
+    return jax.jit(over_seeds(model, measure))
 
 
 def _columns(plain, controlled, same_mean) -> dict[str, Any]:

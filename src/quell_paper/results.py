@@ -1,7 +1,7 @@
 """Numbers from records: one tidy table per experiment, and selections of its rows."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,18 +36,16 @@ class Results(NamedTuple):
     @property
     def models(self) -> list[str]:
         """The models that have any rows."""
-        run = {model for table in self.tables.values() for model in table.get("model", ())}
-        return [model for model in self.plans if model in run]
+        tables = [table["model"] for table in self.tables.values() if "model" in table]
+        return [model for model in self.plans if any((column == model).any() for column in tables)]
 
     def rows(self, experiment: str, **where: Any) -> pd.DataFrame:
         """The rows of an experiment whose columns have the given values."""
-        table = self.tables.get(experiment)
-        if table is not None:
-            for name, value in where.items():
-                table = table[table[name] == value]
-        if table is None or table.empty:
+        table = self.tables.get(experiment, pd.DataFrame())
+        found = table if table.empty else select(table, **where)
+        if found.empty:
             raise NotRunError(f"{experiment} {where}")
-        return table
+        return found
 
     def static(
         self, model: str, metric: str, *, early: bool = False, **where: Any
@@ -76,34 +74,17 @@ class Results(NamedTuple):
     def late_static(self, model: str) -> pd.DataFrame:
         """The last rows at the last frozen model: linear basis, context-free and amortised."""
         static = self.plans[model].static
-        rows = self.rows(
-            "static",
-            model=model,
-            basis="linear",
-            frozen_after=static.frozen_after[-1],
-            coefficient_steps=static.measured_after[-1],
-        )
-        rows = rows[rows["network"].isin(("none", AMORTISED))]
-        return context_free_first(rows)
+        stage, steps = static.frozen_after[-1], static.measured_after[-1]
+        rows = self.rows("static", model=model, basis="linear")
+        rows = select(rows, frozen_after=stage, coefficient_steps=steps)
+        return pd.concat([select(rows, network=network) for network in ("none", AMORTISED)])
 
     def trace(
         self, model: str, network: str, criterion: str = "none", order: str = "none"
     ) -> Float[np.ndarray, "seeds T"]:
         """The bound on the whole data; `network="plain"` for the uncontrolled run."""
         rows = self.rows("traces", model=model, network=network, criterion=criterion, order=order)
-        return rows["nelbo"].to_numpy().reshape(rows["seed"].nunique(), -1)
-
-    def milliseconds(
-        self, model: str, variant: str, criterion: str, way: str
-    ) -> Float[np.ndarray, " repetitions"]:
-        """The time of a step in every repetition."""
-        rows = self.rows("table-1", model=model, variant=variant, criterion=criterion, way=way)
-        return rows["milliseconds"].to_numpy()
-
-
-def context_free_first(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows sorted by network, `none` before the digits, and otherwise in their order."""
-    return rows.sort_values("network", ascending=False, kind="stable")
+        return rows["nelbo"].to_numpy().reshape(len(set(rows["seed"])), -1)
 
 
 def collected(records: Sequence[Record], plans: dict[str, Plan]) -> Results:
@@ -115,6 +96,18 @@ def collected(records: Sequence[Record], plans: dict[str, Plan]) -> Results:
     return Results(joined, plans, sum(r.seconds for r in records), records[0].versions)
 
 
+def select(rows: Any, **where: Any) -> pd.DataFrame:
+    """The rows whose columns have the given values."""
+    for name, value in where.items():
+        rows = rows[rows[name] == value]
+    return rows
+
+
+def grouped(rows: pd.DataFrame, *names: str) -> Iterable[tuple[Any, pd.DataFrame]]:
+    """The rows of each combination of values, in the order of their first rows."""
+    return rows.groupby(list(names), sort=False)
+
+
 def _tidy(record: Record) -> pd.DataFrame:
     """The table of a record, with its setting and versions in every row."""
     # A result column with the name of a setting says to which of its values the row belongs.
@@ -122,7 +115,7 @@ def _tidy(record: Record) -> pd.DataFrame:
     flat = {k: v if isinstance(v, str | int | float) else json.dumps(v) for k, v in setting.items()}
     versions = " ".join(f"{name}={version}" for name, version in record.versions.items())
     table = record.table.assign(**flat, versions=versions)
-    return table[[*flat, *record.table, "versions"]]
+    return table.reindex(columns=[*flat, *record.table, "versions"])
 
 
 def remaining(rows: pd.DataFrame, *parts: str) -> Float[np.ndarray, " rows"]:

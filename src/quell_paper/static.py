@@ -12,12 +12,12 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PyTree
 
 from quell._batches import reshuffle
-from quell_paper.config import Network, Plan, Variate
+from quell_paper.config import Plan, Variate
 from quell_paper.jobs import Job, cached, tidy, variate_job
 from quell_paper.problems import PROBLEMS
 from quell_paper.training import over_seeds, seed_keys, trained
 from quell_paper.variance import Samples, measurer, sampler
-from quell_paper.variates import any_criterion, control, update
+from quell_paper.variates import control, update
 
 _LESSONS = 1  # folded into a seed's key
 
@@ -26,7 +26,17 @@ def jobs(plan: Plan) -> list[Job]:
     """One job per basis, criterion, network and learning rate."""
     static = plan.static
     return [
-        _job(plan, Variate(basis, criterion, hidden), rate)
+        variate_job(
+            "static",
+            plan,
+            Variate(basis, criterion, hidden),
+            rate,
+            _run,
+            steps=len(static.frozen_after) * max(static.measured_after),
+            frozen_after=static.frozen_after,
+            measured_after=static.measured_after,
+            sampling=asdict(plan.sampling),
+        )
         for basis in static.bases
         for criterion in static.criteria
         for hidden in static.networks_for(basis, criterion)
@@ -34,24 +44,9 @@ def jobs(plan: Plan) -> list[Job]:
     ]
 
 
-def _job(plan: Plan, variate: Variate, rate: float) -> Job:
-    static = plan.static
-    return variate_job(
-        "static",
-        plan,
-        variate,
-        lambda: _run(plan, variate, rate),
-        rate=rate,
-        steps=len(static.frozen_after) * max(static.measured_after),
-        frozen_after=static.frozen_after,
-        measured_after=static.measured_after,
-        sampling=asdict(plan.sampling),
-    )
-
-
 def _run(plan: Plan, variate: Variate, rate: float) -> pd.DataFrame:
-    start, learn = student(plan, variate)
-    measure = measurer(plan.model, variate.basis, variate.hidden)
+    start, learn = learner(plan, variate)
+    measure = measurer(plan.model, variate.unlearned)
     steps, tables = plan.static.measured_after, []
     for stage in plan.static.frozen_after:
         lessons = lessons_at(plan, stage)
@@ -89,8 +84,9 @@ class Lessons(NamedTuple):
 def lessons_at(plan: Plan, stage: int) -> Lessons:
     """The lessons at the params after `stage` steps of training."""
     keys, params = seed_keys(plan.seeds), trained(plan)[stage]
+    indices, noise, gradient = _teacher(plan)(keys, params)
     samples = sampler(plan.model, plan.sampling, plan.batch_size)(keys, params)
-    return Lessons(params, *_teacher(plan)(keys, params), samples)
+    return Lessons(params, indices, noise, gradient, samples)
 
 
 @cached
@@ -114,7 +110,7 @@ def _teacher(plan: Plan) -> Callable:
 
 
 @cached
-def student(plan: Plan, variate: Variate) -> tuple[Callable, Callable]:
+def learner(plan: Plan, variate: Variate) -> tuple[Callable, Callable]:
     """Two compiled functions of all seeds: start, and learn from some lessons.
 
     Both serve every stage and every learning rate, which is an argument.
@@ -135,16 +131,11 @@ def student(plan: Plan, variate: Variate) -> tuple[Callable, Callable]:
         one = lambda state, lessons: learn(state, lessons, rate, begin, end)  # noqa: E731
         return over_seeds(plan.model, one)(state, lessons)
 
-    start = _start(plan.model, variate.basis, variate.hidden)
-    return start, jax.jit(learn_all, donate_argnums=0)
+    return _start(plan.model, variate.unlearned), jax.jit(learn_all, donate_argnums=0)
 
 
 @cached
-def _start(model: str, basis: str, hidden: Network) -> Callable:
-    """`start(keys, params)`: coefficients before the first lesson, whatever their criterion."""
-    problem = PROBLEMS[model]()
-
-    def start(key, params):
-        return control(problem, any_criterion(basis, hidden), 1.0).init(params, key=key)
-
-    return jax.jit(over_seeds(model, start))
+def _start(model: str, variate: Variate) -> Callable:
+    """`start(keys, params)`: coefficients before the first lesson."""
+    transformation = control(PROBLEMS[model](), variate, 1.0)
+    return jax.jit(over_seeds(model, lambda key, params: transformation.init(params, key=key)))

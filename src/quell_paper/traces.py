@@ -18,26 +18,25 @@ def jobs(plan: Plan) -> list[Job]:
         for criterion in traces.criteria
         for hidden in traces.networks
     ]
-    return [_job(plan, variate) for variate in (PLAIN, *variates)]
+    return [
+        variate_job(
+            "traces",
+            plan,
+            variate,
+            plan.main_learning_rate,
+            _run,
+            steps=traces.num_steps,
+            step_extra={"logistic": 100, "deep-gp": 6_000}[plan.model] / traces.nelbo_every,
+            order=variate.order,
+            num_steps=traces.num_steps,
+            nelbo_draws=traces.nelbo_draws,
+            nelbo_every=traces.nelbo_every,
+        )
+        for variate in (PLAIN, *variates)
+    ]
 
 
-def _job(plan: Plan, variate: Variate) -> Job:
-    traces = plan.traces
-    return variate_job(
-        "traces",
-        plan,
-        variate,
-        lambda: _run(plan, variate),
-        steps=traces.num_steps,
-        step_extra={"logistic": 100, "deep-gp": 6_000}[plan.model] / traces.nelbo_every,
-        order=variate.order,
-        num_steps=traces.num_steps,
-        nelbo_draws=traces.nelbo_draws,
-        nelbo_every=traces.nelbo_every,
-    )
-
-
-def _run(plan: Plan, variate: Variate) -> pd.DataFrame:
+def _run(plan: Plan, variate: Variate, rate: float) -> pd.DataFrame:
     problem, traces = PROBLEMS[plan.model](), plan.traces
     every = traces.nelbo_every
 
@@ -45,7 +44,6 @@ def _run(plan: Plan, variate: Variate) -> pd.DataFrame:
         # The key depends on seed and step alone: all variates are measured with the same draws.
         return problem.nelbo(step.key, step.params, traces.nelbo_draws)
 
-    rate = plan.main_learning_rate
     run = train(plan, (traces.num_steps,), variate, rate, {"nelbo": nelbo}, every)
     return tidy(
         {"seed": range(plan.seeds), "step": range(0, traces.num_steps, every)},

@@ -15,7 +15,7 @@ from quell._loop import Carried, Loop, Monitor, RunKeys, compiled_loop, run_keys
 from quell_paper.config import PLAIN, Plan, Variate
 from quell_paper.jobs import cached
 from quell_paper.problems import PROBLEMS
-from quell_paper.variates import any_criterion, estimator
+from quell_paper.variates import estimator
 
 _CHUNK = 200  # steps of one call of the loop
 
@@ -50,7 +50,7 @@ def train(
       monitor_every: steps from one evaluation of the monitors to the next.
     """
     problem = PROBLEMS[plan.model]()
-    start = _start(plan.model, variate)
+    start = _start(plan.model, variate.unlearned)
     watched = tuple((monitors or {}).items())
     loop = _loop(plan, variate, min(_CHUNK, max(stops)), watched, monitor_every)
 
@@ -133,14 +133,9 @@ def _loop(
     return loop(1.0)._replace(advance=jax.jit(advance, donate_argnums=2))
 
 
-def _start(model: str, variate: Variate) -> Callable[[RunKeys], Carried]:
-    """The start of training; criteria, orders and learning rates share one compiled function."""
-    plain = variate == PLAIN
-    return _compiled_start(model, PLAIN if plain else any_criterion(variate.basis, variate.hidden))
-
-
 @cached
-def _compiled_start(model: str, variate: Variate) -> Callable[[RunKeys], Carried]:
+def _start(model: str, variate: Variate) -> Callable[[RunKeys], Carried]:
+    """The start of training with an `unlearned` variate."""
     problem = PROBLEMS[model]()
     make = estimator(problem, variate, 1.0)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from quell._batches import reshuffle
-from quell_paper.config import Network, Sampling
+from quell_paper.config import Sampling, Variate
 from quell_paper.jobs import cached
 from quell_paper.problems import PROBLEMS
 from quell_paper.training import over_seeds
@@ -63,7 +63,7 @@ def sampler(model: str, size: Sampling, batch_size: int) -> Callable[..., Sample
 
 
 @cached
-def measurer(model: str, basis: str, hidden: Network) -> Callable[..., dict[str, Any]]:
+def measurer(model: str, variate: Variate) -> Callable[..., dict[str, Any]]:
     """`measure(state, params, samples)`: variances of Ĝ and, on the same samples, of G̃.
 
     Each is a column `[seeds]`; the coefficients are those in the control variate's state.
@@ -72,7 +72,7 @@ def measurer(model: str, basis: str, hidden: Network) -> Callable[..., dict[str,
 
     def measure(state, params, samples: Samples) -> dict[str, Any]:
         def controlled(gradient, noise, batch):
-            return correct(problem, basis, hidden, gradient, state, params, noise, batch)
+            return correct(problem, variate, gradient, state, params, noise, batch)
 
         per_draw = jax.vmap(controlled, (0, 0, None))
         G_controlled = jax.vmap(per_draw)(samples.gradient, samples.noise, samples.batch)

@@ -11,7 +11,7 @@ from quell.bases import linear, polynomial
 from quell.coefficients import context_free, recognition_network
 from quell.coefficients._adam import adam
 from quell.estimators import MakeEstimator, controlled, monte_carlo
-from quell_paper.config import APPLY_FIRST, PLAIN, Network, Variate
+from quell_paper.config import PLAIN, Variate
 from quell_paper.problems import Problem
 
 BASES = {"linear": linear, "quadratic": lambda: polynomial(2)}
@@ -60,26 +60,19 @@ def update(
 
 def correct(
     problem: Problem,
-    basis: str,
-    hidden: Network,
+    variate: Variate,
     gradient: PyTree[Array],
     state: PyTree[Array],
     params: PyTree[Array],
     noise: PyTree[Array],
     batch: PyTree[Array],
 ) -> PyTree[Array]:
-    """G̃ of a batch with the coefficients as they stand.
+    """G̃ of a batch with the coefficients of an `unlearned` variate as they stand.
 
-    The compiler drops the learning, because the new state is not used: the variate applies its
-    coefficients before they learn.
+    The variate applies its coefficients before they learn, and the compiler drops the learning,
+    because the new state is not used.
     """
-    applied = control(problem, any_criterion(basis, hidden), 1.0)
-    return update(problem, applied, gradient, state, params, noise, batch)[0]
-
-
-def any_criterion(basis: str, hidden: Network) -> Variate:
-    """A variate that stands for every criterion and order if coefficients do not learn."""
-    return Variate(basis, "squared_difference", hidden, APPLY_FIRST)
+    return update(problem, control(problem, variate, 1.0), gradient, state, params, noise, batch)[0]
 
 
 def flat(tree: PyTree[Array]) -> Float[Array, " P"]:

@@ -7,11 +7,10 @@ import pandas as pd
 
 from quell_paper.config import APPLY_FIRST, LEARN_FIRST, Plan
 from quell_paper.report import plots
-from quell_paper.results import NotRunError, Results, context_free_first, remaining
+from quell_paper.results import NotRunError, Results, grouped, remaining, select
 from quell_paper.verdicts import mean_interval, root
 
-REMAINING = {"norm": "Var‖G̃‖ / Var‖Ĝ‖", "draws": "remaining variance\n(draws)"}
-_MAIN = ("linear", "squared_difference")
+_REMAINING = {"norm": "Var‖G̃‖ / Var‖Ĝ‖", "draws": "remaining variance\n(draws)"}
 _ORDERS = {APPLY_FIRST: "apply, then learn", LEARN_FIRST: "the paper’s order"}
 
 Look = tuple[str, int, bool]  # the label of a line, its colour, whether it is dashed
@@ -21,15 +20,15 @@ class Figure(NamedTuple):
     """A figure of the report.
 
     Attributes:
-      name: the name of its files, without ending.
       kind: the name of its caption in the template of captions.
-      facts: the values that the caption names.
+      name: the name of its files, without ending.
+      facts: the values that its caption names.
       main: whether the figure stands in the paper itself rather than in its supplement.
       drawing: the figure, or its bytes as PNG.
     """
 
-    name: str
     kind: str
+    name: str
     facts: dict[str, Any]
     main: bool
     drawing: Any
@@ -37,19 +36,18 @@ class Figure(NamedTuple):
 
 def all_figures(results: Results) -> Iterator[Figure]:
     """All figures for which there are results, one by one."""
-    yield from _illustration(results)
-    for make, experiment in (
-        (_static, "static"),
-        (_dynamic, "dynamic"),
-        (_orders, "orders"),
-        (_traces, "traces"),
-    ):
+    if "figure-1" in results.tables:
+        yield _illustration(results.tables["figure-1"])
+    makers = {"static": _static, "dynamic": _dynamic, "orders": _orders, "traces": _traces}
+    for experiment, make in makers.items():
         for model in results.models:
             try:
                 rows = results.rows(experiment, model=model)
             except NotRunError:
                 continue
-            yield from make(results, results.plans[model], rows)
+            yield from make(results.plans[model], rows)
+            if experiment == "static":
+                yield from _parts(results.plans[model], results.late_static(model))
 
 
 def variate_name(network: str) -> str:
@@ -62,32 +60,26 @@ def criterion_name(criterion: str) -> str:
     return criterion.replace("_", " ")
 
 
-def _illustration(results: Results) -> Iterator[Figure]:
+def _illustration(table: pd.DataFrame) -> Figure:
     points = []
-    for _, rows in results.tables.get("figure-1", pd.DataFrame({"point": []})).groupby("point"):
+    for _, rows in grouped(table, "point"):
         first = rows.iloc[0]
+        arrays = ("epsilon", "gradient", "dependent", "independent")
         points.append(
             plots.Illustrated(
-                name=f"x = {first['x']:.2f}, y = {first['y']:.0f}",
+                f"x = {first['x']:.2f}, y = {first['y']:.0f}",
+                *(rows[name].to_numpy() for name in arrays),
                 mean=first["mean_gradient"],
                 own=first["variance_dependent"] / first["variance"],
                 common=first["variance_independent"] / first["variance"],
-                **{
-                    name: rows[name].to_numpy()
-                    for name in ("epsilon", "gradient", "dependent", "independent")
-                },
             )
         )
-    if points:
-        drawing = plots.illustration(points)
-        yield Figure("figure-1", "illustration", {"points": points}, True, drawing)
+    return Figure("illustration", "figure-1", {"points": points}, True, plots.illustration(points))
 
 
-def _static(results: Results, plan: Plan, rows: pd.DataFrame) -> Iterator[Figure]:
-    rows = _with_remaining(rows)
-    settings = ["basis", "criterion", "learning_rate"]
-    for (basis, criterion, rate), group in rows.groupby(settings, sort=False):
-        networks = list(group["network"].unique())
+def _static(plan: Plan, rows: pd.DataFrame) -> Iterator[Figure]:
+    for (basis, criterion, rate), group in grouped(rows, "basis", "criterion", "learning_rate"):
+        networks = list(dict.fromkeys(group["network"]))
 
         def look(network: str, networks=networks) -> Look:
             free = network == "none"
@@ -95,140 +87,131 @@ def _static(results: Results, plan: Plan, rows: pd.DataFrame) -> Iterator[Figure
             return label, networks.index(network), free
 
         panels = _panels(
-            group, "frozen_after", _frozen, REMAINING, "coefficient_steps", ["network"], look
+            _with_remaining(group),
+            by="frozen_after",
+            title="frozen after {} steps".format,
+            measures=_REMAINING,
+            x="coefficient_steps",
+            lines=["network"],
+            look=look,
         )
+        main = ("linear", "squared_difference", plan.main_learning_rate)
         yield Figure(
-            f"static-{plan.model}-{basis}-{criterion}-{rate:g}",
             "static",
+            f"static-{plan.model}-{basis}-{criterion}-{rate:g}",
             {"model": plan.model, "basis": basis, "criterion": criterion, "rate": rate},
-            (basis, criterion, rate) == (*_MAIN, plan.main_learning_rate),
+            (basis, criterion, rate) == main,
             plots.step_lines(panels, levels=(1, 1), log=True),
         )
-    late = results.late_static(plan.model)
-    late = late[late["learning_rate"] == plan.main_learning_rate]
-    if not late.empty:
-        name, facts = f"parts-{plan.model}", {"model": plan.model}
-        yield Figure(name, "parts", facts, True, plots.stacked_parts(_shares(late)))
 
 
-def _shares(rows: pd.DataFrame) -> pd.DataFrame:
-    """Mean shares of the plain trace, one row per variate after a first one for none."""
+def _parts(plan: Plan, late: pd.DataFrame) -> Iterator[Figure]:
+    rows = select(late, learning_rate=plan.main_learning_rate)
     total = rows["plain_draws"] + rows["plain_points"]
-    parts = ("plain_draws", "plain_points", "controlled_draws", "controlled_points")
-    shares = rows.assign(norm=remaining(rows, "norm"), **{p: rows[p] / total for p in parts})
-    means = shares.groupby(["network", "criterion"], sort=False)[[*parts, "norm"]].mean()
-    bars = [("plain", *means.iloc[0][["plain_draws", "plain_points"]], 1.0)]
-    bars += [
-        (
-            f"{variate_name(network)}, {criterion_name(criterion)}",
-            *mean[["controlled_draws", "controlled_points", "norm"]],
-        )
-        for (network, criterion), mean in means.iterrows()
-    ]
-    return pd.DataFrame(bars, columns=["name", "draws", "points", "norm"])
+    shares = rows.filter(regex="_(draws|points)$").div(total, axis=0)
+    shares = shares.assign(norm=remaining(rows, "norm"))
+    bars = []
+    for (network, criterion), group in grouped(rows, "network", "criterion"):
+        mean = shares.loc[group.index].mean()
+        if not bars:
+            bars.append(("plain", mean["plain_draws"], mean["plain_points"], 1.0))
+        name = f"{variate_name(network)}, {criterion_name(criterion)}"
+        bars.append((name, mean["controlled_draws"], mean["controlled_points"], mean["norm"]))
+    if bars:
+        drawing = plots.stacked_parts(*zip(*bars))
+        yield Figure("parts", f"parts-{plan.model}", {"model": plan.model}, True, drawing)
 
 
-def _dynamic(results: Results, plan: Plan, rows: pd.DataFrame) -> Iterator[Figure]:
-    # The unbiased order first, then context-free before amortised, then by basis.
-    rows = _with_remaining(context_free_first(rows)).sort_values("order", kind="stable")
-    orders = rows["order"].unique()
-
+def _dynamic(plan: Plan, rows: pd.DataFrame) -> Iterator[Figure]:
     def look(order: str, network: str, basis: str) -> Look:
         papers = order == LEARN_FIRST
         label = f"{variate_name(network)}, {basis}" + (", paper’s order" if papers else "")
         return label, _colour(network), papers
 
-    for (criterion, rate), group in rows.groupby(["criterion", "learning_rate"], sort=False):
+    # The unbiased order first, then context-free before amortised.
+    rows = rows.sort_values(["order", "network"], ascending=[True, False], kind="stable")
+    for (criterion, rate), group in grouped(rows, "criterion", "learning_rate"):
         panels = _panels(
-            group,
-            "steps",
-            "after {} steps".format,
-            REMAINING,
-            "steps",
-            ["order", "network", "basis"],
-            look,
+            _with_remaining(group),
+            by="steps",
+            title="after {} steps".format,
+            measures=_REMAINING,
+            x="steps",
+            lines=["order", "network", "basis"],
+            look=look,
         )
+        both = LEARN_FIRST in set(group["order"])
         yield Figure(
-            f"dynamic-{plan.model}-{criterion}-{rate:g}",
             "dynamic",
-            {
-                "model": plan.model,
-                "criterion": criterion,
-                "rate": rate,
-                "both_orders": LEARN_FIRST in orders,
-            },
-            (criterion, rate) == (_MAIN[1], plan.main_learning_rate),
+            f"dynamic-{plan.model}-{criterion}-{rate:g}",
+            {"model": plan.model, "criterion": criterion, "rate": rate, "both_orders": both},
+            (criterion, rate) == ("squared_difference", plan.main_learning_rate),
             plots.ratio_dots(panels),
         )
 
 
-def _orders(results: Results, plan: Plan, rows: pd.DataFrame) -> Iterator[Figure]:
-    rows = _with_remaining(rows).assign(bias=rows["bias"] / rows["gradient"])
-    measures = {"bias": "bias ÷ gradient", "draws": REMAINING["draws"]}
-
+def _orders(plan: Plan, rows: pd.DataFrame) -> Iterator[Figure]:
     def look(network: str, order: str) -> Look:
         label = f"{variate_name(network)}, {_ORDERS[order]}"
         return label, _colour(network), order == LEARN_FIRST
 
-    for criterion, group in rows.groupby("criterion", sort=False):
+    rows = _with_remaining(rows).assign(bias=rows["bias"] / rows["gradient"])
+    for (criterion,), group in grouped(rows, "criterion"):
         panels = _panels(
             group,
-            "frozen_after",
-            _frozen,
-            measures,
-            "coefficient_steps",
-            ["network", "order"],
-            look,
+            by="frozen_after",
+            title="frozen after {} steps".format,
+            measures={"bias": "bias ÷ gradient", "draws": _REMAINING["draws"]},
+            x="coefficient_steps",
+            lines=["network", "order"],
+            look=look,
         )
         yield Figure(
-            f"orders-{plan.model}-{criterion}",
             "orders",
+            f"orders-{plan.model}-{criterion}",
             {"model": plan.model, "criterion": criterion},
-            criterion == _MAIN[1],
+            criterion == "squared_difference",
             plots.step_lines(panels, levels=(0, 1), log=False),
         )
 
 
-def _traces(results: Results, plan: Plan, rows: pd.DataFrame) -> Iterator[Figure]:
-    plain = rows[rows["network"] == "plain"][["seed", "step", "nelbo"]]
-    controlled = context_free_first(rows[rows["network"] != "plain"])
-    controlled = controlled.merge(plain, on=["seed", "step"], suffixes=("", "_plain"))
-    controlled["difference"] = controlled["nelbo"] - controlled["nelbo_plain"]
-
+def _traces(plan: Plan, rows: pd.DataFrame) -> Iterator[Figure]:
     def look(network: str, criterion: str) -> Look:
         label = f"{variate_name(network)}, {criterion_name(criterion)}"
         colour = _colour(network) + (criterion != "squared_difference")
         return label, colour, network == "none"
 
-    measures = {"difference": "NELBO minus uncontrolled"}
-    if not controlled.empty:
+    plain = select(rows, network="plain")
+    rows = rows.drop(index=plain.index).sort_values("network", ascending=False, kind="stable")
+    rows = rows.merge(
+        plain[["seed", "step", "nelbo"]], on=["seed", "step"], suffixes=("", "_plain")
+    )
+    if not rows.empty:
         (panels,) = _panels(
-            controlled,
-            "order",
-            _ORDERS.__getitem__,
-            measures,
-            "step",
-            ["network", "criterion"],
-            look,
+            rows.assign(difference=rows["nelbo"] - rows["nelbo_plain"]),
+            by="order",
+            title=_ORDERS.__getitem__,
+            measures={"difference": "NELBO minus uncontrolled"},
+            x="step",
+            lines=["network", "criterion"],
+            look=look,
         )
         facts = {"model": plan.model, "seeds": plan.seeds}
         drawing = plots.difference_lines(panels)
-        yield Figure(f"traces-{plan.model}", "traces", facts, True, drawing)
+        yield Figure("traces", f"traces-{plan.model}", facts, True, drawing)
 
 
 def _colour(network: str) -> int:
     return 4 if network == "none" else 1
 
 
-_frozen = "frozen after {} steps".format
-
-
 def _with_remaining(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows.assign(**{metric: remaining(rows, metric) for metric in REMAINING})
+    return rows.assign(**{metric: remaining(rows, metric) for metric in _REMAINING})
 
 
 def _panels(
     rows: pd.DataFrame,
+    *,
     by: str,
     title: Callable[[Any], str],
     measures: dict[str, str],
@@ -237,33 +220,24 @@ def _panels(
     look: Callable[..., Look],
 ) -> list[list[plots.Panel]]:
     """A row of panels per measure, a panel per value of `by`, a line per value of `lines`."""
+
+    def panel(measure: str, label: str, value: Any, rows: pd.DataFrame) -> plots.Panel:
+        series = [_series(r, measure, x, look(*key)) for key, r in grouped(rows, *lines)]
+        return plots.Panel(title(value), label, series)
+
     return [
-        [
-            plots.Panel(
-                title(value),
-                label,
-                [
-                    _series(line, measure, x, *look(*key))
-                    for key, line in panel.groupby(lines, sort=False)
-                ],
-            )
-            for value, panel in rows.groupby(by, sort=False)
-        ]
+        [panel(measure, label, value, group) for (value,), group in grouped(rows, by)]
         for measure, label in measures.items()
     ]
 
 
-def _series(
-    rows: pd.DataFrame, measure: str, x: str, label: str, colour: int, dashed: bool
-) -> plots.Series:
+def _series(rows: pd.DataFrame, measure: str, x: str, look: Look) -> plots.Series:
     """A line with its interval over seeds."""
     values = rows.pivot(index="seed", columns=x, values=measure)
-    seeds, interval = values.to_numpy(), mean_interval(values.to_numpy())
+    seeds = values.to_numpy()
+    (label, colour, dashed), (mean, low, high) = look, mean_interval(seeds)
     if measure == "bias":  # the table holds its square
-        interval = root(interval)
+        mean, low, high = root(mean_interval(seeds))
     else:  # the interval of a few seeds may reach far beyond them
-        low, high = seeds.min(axis=0), seeds.max(axis=0)
-        interval = interval._replace(
-            low=interval.low.clip(low), high=interval.high.clip(None, high)
-        )
-    return plots.Series(label, values.columns.to_numpy(float), *interval, colour, dashed)
+        low, high = low.clip(seeds.min(axis=0)), high.clip(None, seeds.max(axis=0))
+    return plots.Series(label, colour, dashed, values.columns.to_numpy(float), mean, low, high)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
@@ -16,18 +15,18 @@ class Series(NamedTuple):
 
     Attributes:
       label: its name in the legend.
-      x, mean, low, high: `[T]`.
       colour: its index in the palette.
       dashed: whether the line is dashed and the dot hollow.
+      x, mean, low, high: `[T]`.
     """
 
     label: str
+    colour: int
+    dashed: bool
     x: Float[np.ndarray, " T"]
     mean: Float[np.ndarray, " T"]
     low: Float[np.ndarray, " T"]
     high: Float[np.ndarray, " T"]
-    colour: int
-    dashed: bool = False
 
 
 class Panel(NamedTuple):
@@ -116,21 +115,17 @@ def ratio_dots(panels: Sequence[Sequence[Panel]]) -> Any:
 
 
 @styled
-def stacked_parts(bars: pd.DataFrame) -> Any:
-    """Draws and points as shares of the plain trace, and the paper's measure.
-
-    Args:
-      bars: a row per bar: its `name`, its `draws` and `points` divided by the plain trace, and its
-        `norm`, the variance of the norm divided by the plain one.
-    """
-    figure, axes = new_figure(1, 1, 6.6, 1.0 + 0.32 * len(bars))
-    axis, y = axes[0, 0], range(len(bars))
-    points = bars["points"]
+def stacked_parts(
+    names: Sequence[str], draws: Sequence[float], points: Sequence[float], norm: Sequence[float]
+) -> Any:
+    """A bar per variate: draws and points divided by the plain trace, and the paper's measure."""
+    figure, axes = new_figure(1, 1, 6.6, 1.0 + 0.32 * len(names))
+    axis, y = axes[0, 0], range(len(names))
     axis.barh(y, points, color=COLOURS[6], label="trace: points")
-    axis.barh(y, bars["draws"], left=points, color=COLOURS[1], label="trace: draws")
-    axis.plot(bars["norm"], y, "D", color=COLOURS[0], mfc="white", label="paper’s measure: Var‖G̃‖")
-    axis.set(yticks=y, yticklabels=bars["name"], xlabel="variance (plain = 1)")
-    axis.set_ylim(len(bars) - 0.5, -0.5)
+    axis.barh(y, draws, left=points, color=COLOURS[1], label="trace: draws")
+    axis.plot(norm, y, "D", color=COLOURS[0], mfc="white", label="paper’s measure: Var‖G̃‖")
+    axis.set(yticks=y, yticklabels=names, xlabel="variance (plain = 1)")
+    axis.set_ylim(len(names) - 0.5, -0.5)
     legend_below(figure, axis, columns=3)
     return figure
 

@@ -7,7 +7,7 @@ import pandas as pd
 
 from quell_paper.config import APPLY_FIRST, LEARN_FIRST
 from quell_paper.report.figures import criterion_name, variate_name
-from quell_paper.results import NotRunError, Results, remaining
+from quell_paper.results import NotRunError, Results, grouped, remaining, select
 from quell_paper.verdicts import MODELS, Interval, mean_interval, root
 
 
@@ -19,8 +19,8 @@ def remaining_rows(results: Results) -> list[dict[str, Any]]:
             late = results.late_static(model)
         except NotRunError:
             continue
-        settings = ["network", "criterion", "learning_rate"]
-        for (network, criterion, rate), group in late.groupby(settings, sort=False):
+        settings = grouped(late, "network", "criterion", "learning_rate")
+        for (network, criterion, rate), group in settings:
             draws = remaining(group, "draws")
             rows.append(
                 {
@@ -70,17 +70,15 @@ def order_rows(results: Results) -> list[OrderRow]:
             late = results.rows("orders", **where)
         except NotRunError:
             continue
-        for (network, steps), group in late.groupby(["network", "coefficient_steps"], sort=False):
-            papers, unbiased = (
-                _side(group[group["order"] == order]) for order in (LEARN_FIRST, APPLY_FIRST)
-            )
-            rows.append(OrderRow(MODELS[model], variate_name(network), steps, papers, unbiased))
+        for (network, steps), group in grouped(late, "network", "coefficient_steps"):
+            sides = (_side(select(group, order=order)) for order in (LEARN_FIRST, APPLY_FIRST))
+            rows.append(OrderRow(MODELS[model], variate_name(network), steps, *sides))
     return rows
 
 
 def _side(rows: pd.DataFrame) -> Side:
     bias = root(mean_interval((rows["bias"] / rows["gradient"]).to_numpy()))
-    return Side(bias, np.sqrt(rows["z"].mean()), remaining(rows, "draws").mean())
+    return Side(bias, float(np.sqrt(rows["z"].mean())), remaining(rows, "draws").mean())
 
 
 def order_summary(rows: list[OrderRow]) -> dict[str, Any]:
@@ -94,25 +92,18 @@ def order_summary(rows: list[OrderRow]) -> dict[str, Any]:
 
 
 def timing_rows(results: Results) -> list[dict[str, Any]]:
-    """Table 1: mean and standard deviation of a step's milliseconds, and multiple of plain."""
-    table = results.tables.get("table-1")
-    if table is None:
-        return []
-    names = ["model", "criterion", "variant"]
-    times = table.groupby([*names, "way"], sort=False)["milliseconds"].agg(
-        ["mean", "std", "median"]
-    )
-    plain = times.xs(("none", "plain"), level=("criterion", "variant"))["median"]
-    times["ratio"] = times["median"] / plain.reindex(times.index.droplevel([1, 2])).to_numpy()
-    return [
-        {
-            "model": MODELS[model],
-            "criterion": criterion_name(criterion),
-            "variant": variant,
-            "ways": group.to_dict("records"),
-        }
-        for (model, criterion, variant), group in times.groupby(level=names, sort=False)
-    ]
+    """Table 1: one row per model and variant, with the times of both ways of taking a step."""
+    rows, plain = [], {}
+    table = results.tables.get("table-1", pd.DataFrame(columns=["model", "criterion", "variant"]))
+    for (model, criterion, variant), group in grouped(table, "model", "criterion", "variant"):
+        ways = []
+        for (way,), part in grouped(group, "way"):
+            ms = part["milliseconds"].to_numpy()
+            base = plain.setdefault((model, way), np.median(ms))  # the plain variant stands first
+            ways.append({"mean": ms.mean(), "std": ms.std(ddof=1), "ratio": np.median(ms) / base})
+        names = {"model": MODELS[model], "criterion": criterion_name(criterion)}
+        rows.append(names | {"variant": variant, "ways": ways})
+    return rows
 
 
 def shown(interval: Interval) -> str:
