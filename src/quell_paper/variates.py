@@ -4,12 +4,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float, PyTree
 
 import quell
 from quell.bases import linear, polynomial
 from quell.coefficients import context_free, recognition_network
-from quell.coefficients._adam import adam
 from quell.estimators import MakeEstimator, controlled, monte_carlo
 from quell_paper.config import PLAIN, Variate
 from quell_paper.problems import Problem
@@ -21,7 +21,7 @@ def control(
     problem: Problem, variate: Variate, rate: float | Float[Array, ""]
 ) -> quell.ControlVariate:
     """The transformation of a variate, whose coefficients learn by Adam at a rate."""
-    optimizer = adam(rate)
+    optimizer = optax.adam(rate)
     hidden = variate.hidden
     return quell.control_variate(
         BASES[variate.basis](),
