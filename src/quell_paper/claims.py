@@ -39,7 +39,7 @@ Parts = tuple[list[Part], list[Part]]  # the parts that are judged, and the part
 def judge(results: Results) -> list[Claim]:
     """All eleven claims; a claim has no parts if its experiment was not run."""
     words = tomllib.loads((files("quell_paper") / "claims.toml").read_text(encoding="utf-8"))
-    numbers = {"alike": ALIKE, "little": LITTLE, "overhead": OVERHEAD}
+    numbers = {"alike": ALIKE, "little": LITTLE, "overhead": [100 * x for x in OVERHEAD]}
     return [
         Claim(i, claim["text"], claim["effect"].format(**numbers), *make(results), claim["why"])
         for i, (claim, make) in enumerate(zip(words["claims"], _PARTS, strict=True), start=1)

@@ -10,7 +10,7 @@ from quell_paper.report import plots
 from quell_paper.results import NotRunError, Results, grouped, remaining, select
 from quell_paper.verdicts import mean_interval, root
 
-_REMAINING = {"norm": "Var‖G̃‖ / Var‖Ĝ‖", "draws": "remaining variance\n(draws)"}
+_REMAINING = {"norm": "Var‖G̃‖ / Var‖Ĝ‖", "draws": "remaining variance, draws"}
 _ORDERS = {APPLY_FIRST: "apply, then learn", LEARN_FIRST: "the paper’s order"}
 
 Look = tuple[str, int, bool]  # the label of a line, its colour, whether it is dashed

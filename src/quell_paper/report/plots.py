@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+from matplotlib import ticker
 
 from quell.plotting._style import COLOURS, GREY, MARKERS, legend_below, new_figure, styled
 
@@ -82,9 +82,9 @@ def difference_lines(panels: Sequence[Panel]) -> Any:
     # The scale is linear for the later differences and logarithmic for the first, larger ones.
     axes[0, 0].set_yscale("symlog", linthresh=linear, linscale=2)
     ticks = [linear * t for t in (0.5, 1, 10, 100)]
-    axes[0, 0].yaxis.set_major_locator(FixedLocator([*(-t for t in ticks[::-1]), 0, *ticks]))
-    axes[0, 0].yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes[0, 0].yaxis.set_minor_locator(NullLocator())
+    axes[0, 0].yaxis.set_major_locator(ticker.FixedLocator([*(-t for t in ticks[::-1]), 0, *ticks]))
+    axes[0, 0].yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+    axes[0, 0].yaxis.set_minor_locator(ticker.NullLocator())
     axes[0, 0].set_ylabel(panels[0].ylabel)
     legend_below(figure, axes[0, 0], columns=2)
     return figure
@@ -223,14 +223,9 @@ def _rounded(value: float) -> float:
 
 
 def _plain_ticks(axis: Any, values: Sequence[float]) -> None:
-    """Ratios as plain numbers, not powers of ten, at ticks that a reader would choose."""
-    ladders = (
-        (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5),
-        tuple(np.arange(1, 40) / 10),
-        tuple(np.arange(1, 400) / 50),
-    )
-    low, high = 0.95 * min(values), 1.05 * max(values)
-    chosen = [[tick for tick in ladder if low <= tick <= high] for ladder in ladders]
-    axis.yaxis.set_major_locator(FixedLocator(next((c for c in chosen if len(c) > 2), chosen[-1])))
-    axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.yaxis.set_minor_locator(NullLocator())
+    """Label a logarithmic axis with plain numbers, not powers of ten."""
+    wide = max(values) > 3 * min(values)
+    few = ticker.MaxNLocator(5, steps=[1, 2, 5, 10])
+    axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)) if wide else few)
+    axis.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:.3g}"))
+    axis.yaxis.set_minor_locator(ticker.NullLocator())

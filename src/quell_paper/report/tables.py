@@ -1,6 +1,6 @@
 """The tables of the report: remaining variances, both orders side by side, times of a step."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -36,32 +36,13 @@ def remaining_rows(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
-class Side(NamedTuple):
-    """One order's half of a row.
+def order_rows(results: Results) -> list[dict[str, Any]]:
+    """Both orders side by side, by squared difference at the model that is frozen last.
 
-    Attributes:
-      bias: the norm of the bias divided by the gradient's, with its interval over seeds.
-      z: the root mean square z score of the bias; about 1 without bias.
-      remaining: the remaining variance of the draws, mean over seeds.
+    One row per variate and coefficient steps. Each order has its `bias`, the norm of the bias
+    divided by the gradient's with its interval over seeds; `z`, the root mean square z score of the
+    bias, about 1 without bias; and `remaining`, the mean remaining variance of the draws.
     """
-
-    bias: Interval
-    z: float
-    remaining: float
-
-
-class OrderRow(NamedTuple):
-    """Both orders at the same state of the coefficients."""
-
-    model: str
-    variate: str
-    steps: int
-    papers: Side
-    unbiased: Side
-
-
-def order_rows(results: Results) -> list[OrderRow]:
-    """Squared difference, the model frozen late: one row per variate and coefficient steps."""
     rows = []
     for model in results.models:
         stage = results.plans[model].static.frozen_after[-1]
@@ -71,24 +52,27 @@ def order_rows(results: Results) -> list[OrderRow]:
         except NotRunError:
             continue
         for (network, steps), group in grouped(late, "network", "coefficient_steps"):
-            sides = (_side(select(group, order=order)) for order in (LEARN_FIRST, APPLY_FIRST))
-            rows.append(OrderRow(MODELS[model], variate_name(network), steps, *sides))
+            names = {"model": MODELS[model], "variate": variate_name(network), "steps": steps}
+            sides = {"papers": LEARN_FIRST, "unbiased": APPLY_FIRST}
+            halves = {side: _half(select(group, order=order)) for side, order in sides.items()}
+            rows.append(names | halves)
     return rows
 
 
-def _side(rows: pd.DataFrame) -> Side:
+def _half(rows: pd.DataFrame) -> dict[str, Any]:
     bias = root(mean_interval((rows["bias"] / rows["gradient"]).to_numpy()))
-    return Side(bias, float(np.sqrt(rows["z"].mean())), remaining(rows, "draws").mean())
+    z = np.sqrt(rows["z"].to_numpy().mean())
+    return {"bias": bias, "z": z, "remaining": remaining(rows, "draws").mean()}
 
 
-def order_summary(rows: list[OrderRow]) -> dict[str, Any]:
+def order_summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The facts of the sentence above the rows: largest bias, z scores, apparent reduction."""
     z = {
-        side: np.sqrt(np.mean([getattr(row, side).z ** 2 for row in rows]))
+        side: np.sqrt(np.mean([row[side]["z"] ** 2 for row in rows]))
         for side in ("papers", "unbiased")
     }
-    less = np.mean([row.unbiased.remaining - row.papers.remaining for row in rows])
-    return {"worst": max(rows, key=lambda row: row.papers.bias.effect), "z": z, "less": less}
+    less = np.mean([row["unbiased"]["remaining"] - row["papers"]["remaining"] for row in rows])
+    return {"worst": max(rows, key=lambda row: row["papers"]["bias"].effect), "z": z, "less": less}
 
 
 def timing_rows(results: Results) -> list[dict[str, Any]]:
