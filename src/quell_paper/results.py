@@ -1,7 +1,7 @@
 """Numbers from records: one tidy table per experiment, and selections of its rows."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +47,12 @@ class Results(NamedTuple):
             raise NotRunError(f"{experiment} {where}")
         return found
 
+    def by_model(self, experiment: str) -> Iterator[tuple[Plan, pd.DataFrame]]:
+        """The plan and the rows of each model on which an experiment was run."""
+        if experiment in self.tables:
+            for (model,), rows in grouped(self.tables[experiment], "model"):
+                yield self.plans[model], rows
+
     def static(
         self, model: str, metric: str, *, early: bool = False, **where: Any
     ) -> Float[np.ndarray, " seeds"]:
@@ -71,14 +77,6 @@ class Results(NamedTuple):
         }
         return remaining(self.rows("dynamic", model=model, **_MAIN | usual | where), metric)
 
-    def late_static(self, model: str) -> pd.DataFrame:
-        """The last rows at the last frozen model: linear basis, context-free and amortised."""
-        static = self.plans[model].static
-        stage, steps = static.frozen_after[-1], static.measured_after[-1]
-        rows = self.rows("static", model=model, basis="linear")
-        rows = select(rows, frozen_after=stage, coefficient_steps=steps)
-        return pd.concat([select(rows, network=network) for network in ("none", AMORTISED)])
-
     def trace(
         self, model: str, network: str, criterion: str = "none", order: str = "none"
     ) -> Float[np.ndarray, "seeds T"]:
@@ -94,6 +92,13 @@ def collected(records: Sequence[Record], plans: dict[str, Plan]) -> Results:
         tables.setdefault(record.experiment, []).append(_tidy(record))
     joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
     return Results(joined, plans, sum(r.seconds for r in records), records[0].versions)
+
+
+def late_static(plan: Plan, rows: pd.DataFrame) -> pd.DataFrame:
+    """The static rows at the end of all learning: linear basis, context-free, then amortised."""
+    stage, steps = plan.static.frozen_after[-1], plan.static.measured_after[-1]
+    late = select(rows, basis="linear", frozen_after=stage, coefficient_steps=steps)
+    return pd.concat([select(late, network=network) for network in ("none", AMORTISED)])
 
 
 def select(rows: Any, **where: Any) -> pd.DataFrame:

@@ -7,10 +7,15 @@ import pandas as pd
 
 from quell_paper.config import APPLY_FIRST, LEARN_FIRST, Plan
 from quell_paper.report import plots
-from quell_paper.results import NotRunError, Results, grouped, remaining, select
+from quell_paper.results import Results, grouped, late_static, remaining, select
 from quell_paper.verdicts import mean_interval, root
 
 _REMAINING = {"norm": "Var‖G̃‖ / Var‖Ĝ‖", "draws": "remaining variance, draws"}
+_STAGES: Any = {
+    "by": "frozen_after",
+    "title": "frozen after {} steps".format,
+    "x": "coefficient_steps",
+}
 _ORDERS = {APPLY_FIRST: "apply, then learn", LEARN_FIRST: "the paper’s order"}
 
 Look = tuple[str, int, bool]  # the label of a line, its colour, whether it is dashed
@@ -40,14 +45,8 @@ def all_figures(results: Results) -> Iterator[Figure]:
         yield _illustration(results.tables["figure-1"])
     makers = {"static": _static, "dynamic": _dynamic, "orders": _orders, "traces": _traces}
     for experiment, make in makers.items():
-        for model in results.models:
-            try:
-                rows = results.rows(experiment, model=model)
-            except NotRunError:
-                continue
-            yield from make(results.plans[model], rows)
-            if experiment == "static":
-                yield from _parts(results.plans[model], results.late_static(model))
+        for plan, rows in results.by_model(experiment):
+            yield from make(plan, rows)
 
 
 def variate_name(network: str) -> str:
@@ -87,13 +86,7 @@ def _static(plan: Plan, rows: pd.DataFrame) -> Iterator[Figure]:
             return label, networks.index(network), free
 
         panels = _panels(
-            _with_remaining(group),
-            by="frozen_after",
-            title="frozen after {} steps".format,
-            measures=_REMAINING,
-            x="coefficient_steps",
-            lines=["network"],
-            look=look,
+            _with_remaining(group), **_STAGES, measures=_REMAINING, lines=["network"], look=look
         )
         main = ("linear", "squared_difference", plan.main_learning_rate)
         yield Figure(
@@ -103,10 +96,12 @@ def _static(plan: Plan, rows: pd.DataFrame) -> Iterator[Figure]:
             (basis, criterion, rate) == main,
             plots.step_lines(panels, levels=(1, 1), log=True),
         )
+    late = select(late_static(plan, rows), learning_rate=plan.main_learning_rate)
+    if not late.empty:
+        yield Figure("parts", f"parts-{plan.model}", {"model": plan.model}, True, _parts(late))
 
 
-def _parts(plan: Plan, late: pd.DataFrame) -> Iterator[Figure]:
-    rows = select(late, learning_rate=plan.main_learning_rate)
+def _parts(rows: pd.DataFrame) -> Any:
     total = rows["plain_draws"] + rows["plain_points"]
     shares = rows.filter(regex="_(draws|points)$").div(total, axis=0)
     shares = shares.assign(norm=remaining(rows, "norm"))
@@ -117,9 +112,7 @@ def _parts(plan: Plan, late: pd.DataFrame) -> Iterator[Figure]:
             bars.append(("plain", mean["plain_draws"], mean["plain_points"], 1.0))
         name = f"{variate_name(network)}, {criterion_name(criterion)}"
         bars.append((name, mean["controlled_draws"], mean["controlled_points"], mean["norm"]))
-    if bars:
-        drawing = plots.stacked_parts(*zip(*bars))
-        yield Figure("parts", f"parts-{plan.model}", {"model": plan.model}, True, drawing)
+    return plots.stacked_parts(*zip(*bars))
 
 
 def _dynamic(plan: Plan, rows: pd.DataFrame) -> Iterator[Figure]:
@@ -156,16 +149,9 @@ def _orders(plan: Plan, rows: pd.DataFrame) -> Iterator[Figure]:
         return label, _colour(network), order == LEARN_FIRST
 
     rows = _with_remaining(rows).assign(bias=rows["bias"] / rows["gradient"])
+    measures = {"bias": "bias ÷ gradient", "draws": _REMAINING["draws"]}
     for (criterion,), group in grouped(rows, "criterion"):
-        panels = _panels(
-            group,
-            by="frozen_after",
-            title="frozen after {} steps".format,
-            measures={"bias": "bias ÷ gradient", "draws": _REMAINING["draws"]},
-            x="coefficient_steps",
-            lines=["network", "order"],
-            look=look,
-        )
+        panels = _panels(group, **_STAGES, measures=measures, lines=["network", "order"], look=look)
         yield Figure(
             "orders",
             f"orders-{plan.model}-{criterion}",

@@ -7,24 +7,21 @@ import pandas as pd
 
 from quell_paper.config import APPLY_FIRST, LEARN_FIRST
 from quell_paper.report.figures import criterion_name, variate_name
-from quell_paper.results import NotRunError, Results, grouped, remaining, select
+from quell_paper.results import Results, grouped, late_static, remaining, select
 from quell_paper.verdicts import MODELS, Interval, mean_interval, root
 
 
 def remaining_rows(results: Results) -> list[dict[str, Any]]:
     """Late remaining variances: one row per model, variate, criterion and learning rate."""
     rows = []
-    for model in results.models:
-        try:
-            late = results.late_static(model)
-        except NotRunError:
-            continue
+    for plan, static in results.by_model("static"):
+        late = late_static(plan, static)
         settings = grouped(late, "network", "criterion", "learning_rate")
         for (network, criterion, rate), group in settings:
             draws = remaining(group, "draws")
             rows.append(
                 {
-                    "model": MODELS[model],
+                    "model": MODELS[plan.model],
                     "variate": variate_name(network),
                     "criterion": criterion_name(criterion),
                     "rate": rate,
@@ -44,15 +41,11 @@ def order_rows(results: Results) -> list[dict[str, Any]]:
     bias, about 1 without bias; and `remaining`, the mean remaining variance of the draws.
     """
     rows = []
-    for model in results.models:
-        stage = results.plans[model].static.frozen_after[-1]
-        where = {"model": model, "criterion": "squared_difference", "frozen_after": stage}
-        try:
-            late = results.rows("orders", **where)
-        except NotRunError:
-            continue
+    for plan, orders in results.by_model("orders"):
+        stage = plan.static.frozen_after[-1]
+        late = select(orders, criterion="squared_difference", frozen_after=stage)
         for (network, steps), group in grouped(late, "network", "coefficient_steps"):
-            names = {"model": MODELS[model], "variate": variate_name(network), "steps": steps}
+            names = {"model": MODELS[plan.model], "variate": variate_name(network), "steps": steps}
             sides = {"papers": LEARN_FIRST, "unbiased": APPLY_FIRST}
             halves = {side: _half(select(group, order=order)) for side, order in sides.items()}
             rows.append(names | halves)
@@ -77,16 +70,18 @@ def order_summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def timing_rows(results: Results) -> list[dict[str, Any]]:
     """Table 1: one row per model and variant, with the times of both ways of taking a step."""
-    rows, plain = [], {}
-    table = results.tables.get("table-1", pd.DataFrame(columns=["model", "criterion", "variant"]))
-    for (model, criterion, variant), group in grouped(table, "model", "criterion", "variant"):
-        ways = []
-        for (way,), part in grouped(group, "way"):
-            ms = part["milliseconds"].to_numpy()
-            base = plain.setdefault((model, way), np.median(ms))  # the plain variant stands first
-            ways.append({"mean": ms.mean(), "std": ms.std(ddof=1), "ratio": np.median(ms) / base})
-        names = {"model": MODELS[model], "criterion": criterion_name(criterion)}
-        rows.append(names | {"variant": variant, "ways": ways})
+    rows = []
+    for plan, table in results.by_model("table-1"):
+        plain = {}
+        for (criterion, variant), group in grouped(table, "criterion", "variant"):
+            ways = []
+            for way, part in grouped(group, "way"):
+                ms = part["milliseconds"].to_numpy()
+                base = plain.setdefault(way, np.median(ms))  # the plain variant stands first
+                ratio = np.median(ms) / base
+                ways.append({"mean": ms.mean(), "std": ms.std(ddof=1), "ratio": ratio})
+            names = {"model": MODELS[plan.model], "criterion": criterion_name(criterion)}
+            rows.append(names | {"variant": variant, "ways": ways})
     return rows
 
 
