@@ -15,6 +15,7 @@ import jax
 import pytest
 from reproduce_tiny import TINY, reproduce
 
+from quell.cli import main
 from quell.commands import reproduce as command
 from quell_paper import static, store
 from quell_paper.config import EXPERIMENTS, PAPER
@@ -190,6 +191,18 @@ def test_a_setting_has_a_place_of_its_own(tmp_path):
 def test_the_command_offers_every_experiment_and_model():
     assert command.EXPERIMENTS == EXPERIMENTS
     assert tuple(PAPER) == command.MODELS
+
+
+def test_the_library_knows_the_laboratory_only_in_its_command():
+    files = Path(command.__file__).parent.parent.rglob("*.py")
+    assert [file.name for file in files if "quell_paper" in file.read_text()] == ["reproduce.py"]
+
+
+def test_an_experiment_without_jobs_leaves_a_report(tmp_path):
+    assert (
+        main(["reproduce", "orders", "--quick", "--model", "deep-gp", "--out", str(tmp_path)]) == 0
+    )
+    assert "not run" in (tmp_path / "report.html").read_text()
 
 
 def test_without_its_tools_the_command_says_what_to_install(tmp_path, capsys, monkeypatch):

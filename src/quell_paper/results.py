@@ -91,7 +91,8 @@ def collected(records: Sequence[Record], plans: dict[str, Plan]) -> Results:
     for record in records:
         tables.setdefault(record.experiment, []).append(_tidy(record))
     joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
-    return Results(joined, plans, sum(r.seconds for r in records), records[0].versions)
+    versions = records[0].versions if records else {}
+    return Results(joined, plans, sum(record.seconds for record in records), versions)
 
 
 def late_static(plan: Plan, rows: pd.DataFrame) -> pd.DataFrame:

@@ -34,7 +34,8 @@ def run(jobs: Sequence[Job], out: Path) -> list[Record]:
         if complaint is not None:
             complaints.append(f"{complaint}: doing it again")
     # The paper's own figures come first, its supplement later: an early look shows most.
-    missing = sorted(set(range(len(jobs))) - set(records), key=lambda i: jobs[i].supplement)
+    missing = [i for i in range(len(jobs)) if i not in records]
+    missing.sort(key=lambda i: jobs[i].supplement)
     with _bar() as bar:
         say = partial(bar.console.print, markup=False, highlight=False, soft_wrap=True)
         if records:
@@ -77,7 +78,7 @@ def _made(job: Job, out: Path) -> Record:
 
 def _bar() -> Progress:
     """A bar on a terminal; disabled elsewhere, where `_reporter` prints lines."""
-    columns = (BarColumn(), TextColumn("{task.description}", markup=False))
+    columns = (BarColumn(20), TextColumn("{task.fields[status]}"), TextColumn("{task.description}"))
     return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
 
 
@@ -85,16 +86,16 @@ def _reporter(jobs: Sequence[Job], bar: Progress, say: Callable) -> Callable[[Jo
     """`report(job, seconds)`, which shows a finished job and the estimate of the remaining time."""
     begin, done, finished = time.perf_counter(), 0, 0.0
     total = sum(job.weight + _COMPILATION for job in jobs)
-    task = bar.add_task(f"[0/{len(jobs)}] compiling", total=total)
+    task = bar.add_task("compiling", total=total, status=f"0/{len(jobs)}")
 
     def report(job: Job, seconds: float) -> None:
         nonlocal done, finished
         done, finished = done + 1, finished + job.weight + _COMPILATION
         remaining = readable((time.perf_counter() - begin) * (total - finished) / finished)
-        line = f"[{done}/{len(jobs)}] {job.label}: {seconds:.1f} s; about {remaining} left"
-        bar.update(task, completed=finished, description=line)
+        count, rest = f"{done}/{len(jobs)}", f"about {remaining} left"
+        bar.update(task, completed=finished, description=job.label, status=f"{count}, {rest}")
         if bar.disable:
-            say(line)
+            say(f"[{count}] {job.label}: {seconds:.1f} s; {rest}")
 
     return report
 
