@@ -51,7 +51,7 @@ $(VENV)/.base: constraints.txt pyproject.toml
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.base
-	$(PIP) -e '.[cli]'
+	$(PIP) -e '.[paper]'
 	@touch $@
 
 $(VENV)/.data: $(VENV)/.base

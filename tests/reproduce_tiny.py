@@ -4,14 +4,14 @@ import sys
 from dataclasses import replace
 
 from quell import cli
-from quell.experiments.config import (
+from quell_paper.config import (
     CONTEXT_FREE,
     QUICK,
     Dynamic,
-    Orders,
+    OrderBias,
     Sampling,
     Static,
-    TableOne,
+    StepTime,
     Traces,
 )
 
@@ -37,7 +37,7 @@ TINY = replace(
         learning_rates=(1e-2,),
         orders=("apply_then_learn",),
     ),
-    orders=Orders(
+    order_bias=OrderBias(
         learned_for=(3,),
         sampling=Sampling(batches=4, draws=2),
         criteria=("squared_difference",),
@@ -51,7 +51,7 @@ TINY = replace(
         networks=(CONTEXT_FREE,),
         orders=("apply_then_learn", "learn_then_apply"),
     ),
-    table_one=TableOne(
+    step_time=StepTime(
         repetitions=2, runs=2, criteria=("squared_difference",), networks=(CONTEXT_FREE,)
     ),
 )

@@ -4,14 +4,14 @@ import json
 from itertools import product
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from quell.experiments.claims import judge
-from quell.experiments.config import CONTEXT_FREE, DEEPEST, PAPER
-from quell.experiments.methods import network_name
-from quell.experiments.records import Record
-from quell.experiments.results import Results, remaining
-from quell.experiments.verdicts import (
+from quell_paper.claims import judge
+from quell_paper.config import AMORTISED, CRITERIA, PAPER
+from quell_paper.results import collected, remaining
+from quell_paper.store import Record
+from quell_paper.verdicts import (
     Interval,
     as_json,
     difference_interval,
@@ -22,7 +22,6 @@ from quell.experiments.verdicts import (
 )
 
 SEEDS = 10
-CRITERIA = ("squared_difference", "gradient_sum", "partial_gradients")
 NETWORKS = {"none": 1.0, "16": 0.8, "128": 0.6, "16-16-16": 0.5, "128-128-128": 0.3}
 
 
@@ -32,7 +31,7 @@ def wobble(size, scale=0.01):
 
 
 def ratio_table(axes, ratio):
-    """Rows for every combination of the axes and seed, with `ratio(**where)` left."""
+    """Rows for every combination of axes and seed; `ratio(**where)` is the remaining variance."""
     rows = [dict(zip(axes, values)) for values in product(*axes.values())]
     table = {name: [row[name] for row in rows for _ in range(SEEDS)] for name in axes}
     table["seed"] = list(range(SEEDS)) * len(rows)
@@ -44,7 +43,7 @@ def ratio_table(axes, ratio):
 
 
 def record(experiment, table, **setting):
-    return Record(experiment, setting, {"quell": "0"}, 1.0, table)
+    return Record(experiment, setting, {"quell": "0"}, 1.0, pd.DataFrame(table))
 
 
 def static_records(model, left):
@@ -98,8 +97,8 @@ def trace_records(model, offset, order="apply_then_learn"):
     noise = np.random.default_rng(1).standard_normal((SEEDS, t.size)) * 0.01
     settings = [("plain", "none", "none")]
     settings += [
-        (network_name(hidden), criterion, order)
-        for hidden in (CONTEXT_FREE, DEEPEST)
+        (network, criterion, order)
+        for network in ("none", AMORTISED)
         for criterion in PAPER[model].traces.criteria
     ]
     for network, criterion, own_order in settings:
@@ -125,7 +124,7 @@ def timing_record(model, overhead):
 
 
 def as_the_paper_says(model, base):
-    """Records in which everything is as the paper says; `base` is what is left at the best."""
+    """Records in which everything is as the paper says; `base` is the least remaining variance."""
 
     def static(network, criterion, stage, steps):
         late = base + (1 - base) * NETWORKS[network] if network != "none" else 1.0
@@ -151,7 +150,7 @@ def as_the_paper_says(model, base):
 
 
 def results(*records):
-    return Results(records, dict(PAPER))
+    return collected(records, dict(PAPER))
 
 
 def test_when_everything_is_as_the_paper_says_every_claim_holds():
@@ -201,7 +200,7 @@ def test_seeds_that_disagree_leave_a_claim_undecided():
     for r in static_records("logistic", lambda *a: 1.0):
         sign = 1 if r.setting["network"] == "none" else -1
         left = [2.0 + sign * (-1) ** seed for seed in r.table["seed"]]
-        noisy.append(r._replace(table=r.table | {"controlled_draws": left}))
+        noisy.append(r._replace(table=r.table.assign(controlled_draws=left)))
     assert judge(results(*noisy))[0].holds is None
 
 
@@ -237,17 +236,11 @@ def test_a_claim_in_json_has_its_numbers_and_no_infinities():
         assert {"id", "holds", "effect", "low", "high"} <= found.keys()
 
 
-def test_total_left_is_weighted_by_the_parts():
-    table = {
-        "seed": [0],
-        "steps": [1],
-        "plain_draws": [1.0],
-        "plain_points": [3.0],
-        "controlled_draws": [0.0],
-        "controlled_points": [3.0],
-    }
-    assert remaining(record("dynamic", table), "total", steps=1) == pytest.approx([0.75])
-    assert remaining(record("dynamic", table), "draws", steps=1) == pytest.approx([0.0])
+def test_total_remaining_variance_is_weighted_by_the_parts():
+    plain = {"plain_draws": [1.0], "plain_points": [3.0]}
+    rows = pd.DataFrame(plain | {"controlled_draws": [0.0], "controlled_points": [3.0]})
+    assert remaining(rows, "draws", "points") == pytest.approx([0.75])
+    assert remaining(rows, "draws") == pytest.approx([0.0])
 
 
 @pytest.mark.slow

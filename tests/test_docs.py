@@ -10,20 +10,14 @@ from pathlib import Path
 
 import pytest
 
-import quell
-import quell_paper
-
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 OPTIONAL = {"matplotlib", "rich", "pandas", "jinja2", "numpyro", "orbax", "sklearn", "gpytorch"}
 
 
 def modules() -> list[str]:
-    found = [
-        *pkgutil.walk_packages(quell.__path__, "quell."),
-        *pkgutil.walk_packages(quell_paper.__path__, "quell_paper."),
-    ]
-    return ["quell", *(m.name for m in found if not m.name.endswith("__main__"))]
+    found = pkgutil.walk_packages([str(ROOT / "src")])
+    return [m.name for m in found if not m.name.endswith("__main__")]
 
 
 def load(name: str):

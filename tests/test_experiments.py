@@ -1,30 +1,29 @@
-"""What the experiments measure with: variances, the bound on all data, the pair of figure 1."""
+"""The tools of the experiments: variances, the bound on all data, the pair of figure 1."""
 
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from quell._gaussian import packed_identity
-from quell.experiments import orders
-from quell.experiments.config import DEEPEST, PAPER, QUICK, Orders, Sampling
-from quell.experiments.figure_one import find_pair, left
-from quell.experiments.methods import Method, control, correct
-from quell.experiments.orders import squared_mean
-from quell.experiments.problems import logistic
-from quell.experiments.run import readable
-from quell.experiments.units import joined, once, tidy
-from quell.experiments.variance import total_variance
+from quell_paper import order_bias
+from quell_paper.config import DEEPEST, PAPER, QUICK, OrderBias, Sampling, Variate
+from quell_paper.illustration import find_pair, remaining
+from quell_paper.jobs import cached, tidy
+from quell_paper.order_bias import squared_mean
+from quell_paper.problems import logistic
+from quell_paper.run import readable
+from quell_paper.variance import variance_components
+from quell_paper.variates import control, correct
 
 
 def test_draws_and_points_are_told_apart():
     rng = np.random.default_rng(0)
     points = 2.0 * rng.standard_normal((4000, 1, 3))
     draws = 1.0 * rng.standard_normal((4000, 5, 3))
-    within, between = total_variance(jnp.asarray(points + draws))
+    within, between = variance_components(jnp.asarray(points + draws))
     # Standard errors of the two: 3·√(2/16000) and 3·(4 + 0.2)·√(2/4000), about.
     assert abs(within - 3 * 1.0) < 5 * 0.035
     assert abs(between - 3 * 4.0) < 5 * 0.3
@@ -32,7 +31,7 @@ def test_draws_and_points_are_told_apart():
 
 def test_a_bias_is_found_where_there_is_one_and_only_there():
     rng = np.random.default_rng(0)
-    shared = rng.standard_normal((400, 1, 50))  # what a batch's draws have in common
+    shared = rng.standard_normal((400, 1, 50))  # common to the draws of a batch
     noise = jnp.asarray(shared + rng.standard_normal((400, 4, 50)))
     size, z = squared_mean(noise)
     # By batch the variance is 1 + 1/4; of the mean, 1.25/400 in each of 50 coordinates.
@@ -48,14 +47,12 @@ def test_learning_from_a_batch_before_correcting_it_is_biased_and_after_it_is_no
     plan = replace(
         QUICK["logistic"],
         static=replace(QUICK["logistic"].static, frozen_after=(2,), measured_after=(20,)),
-        orders=Orders((20,), Sampling(batches=200, draws=4), ("squared_difference",), ((8,),)),
+        order_bias=OrderBias(
+            (20,), Sampling(batches=200, draws=4), ("squared_difference",), ((8,),)
+        ),
     )
-    (unit,) = orders.units(plan)
-    table = unit.run()
-    z = {
-        order: np.mean([z for z, o in zip(table["z"], table["order"]) if o == order])
-        for order in orders.ORDERS
-    }
+    (job,) = order_bias.jobs(plan)
+    z = job.run().groupby("order")["z"].mean()
     assert z["apply_then_learn"] < 3  # 1 on average over 3 seeds and 14 dependent parameters
     assert z["learn_then_apply"] > 5
 
@@ -76,17 +73,17 @@ def test_the_bound_on_distinct_rows_is_the_bound_on_all_of_them(key):
 @pytest.mark.slow
 def test_correcting_is_what_the_transformation_does_before_it_learns(key):
     problem = logistic()
-    method = Method("quadratic", "squared_difference", (4,))
+    variate = Variate("quadratic", "squared_difference", (4,))
     params, batch = problem.init(key), jax.tree.map(lambda leaf: leaf[:10], problem.data)
-    variate = control(problem, method, optax.adam(1e-2))
-    state = variate.init(params, key=key)
+    transformation = control(problem, variate, 1e-2)
+    state = transformation.init(params, key=key)
     for step in range(3):
         noise = problem.objective.sample_noise(jax.random.fold_in(key, step), 10)
         gradient = problem.objective.gradient(params, noise, batch)
-        expected, new = variate.update(
+        expected, new = transformation.update(
             gradient, state, params, noise=noise, context=problem.context(batch)
         )
-        found = correct(problem, "quadratic", (4,), gradient, state, params, noise, batch)
+        found = correct(problem, variate, gradient, state, params, noise, batch)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
         state = new
     assert not np.allclose(found["mean"], gradient["mean"])
@@ -98,26 +95,25 @@ def test_the_pair_is_one_that_a_common_coefficient_cannot_serve():
     a, b = find_pair(best, variance, harm=1.5, served=0.2)
     assert (a, b) == (1, 2)
     shared = (best[a] + best[b]) / 2
-    assert left(shared, best[a], variance[a]) > 1.5 * variance[a]
+    assert remaining(shared, best[a], variance[a]) > 1.5 * variance[a]
 
 
 def test_tables_have_a_row_for_each_combination():
     value = np.arange(6.0).reshape(2, 3)
     table = tidy({"seed": [0, 1], "step": [1, 2, 3]}, value=value)
-    assert table == {
+    assert table.to_dict("list") == {
         "seed": [0, 0, 0, 1, 1, 1],
         "step": [1, 2, 3, 1, 2, 3],
         "value": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0],
     }
-    assert joined([table, table])["step"] == table["step"] * 2
 
 
-def test_once_computes_once_for_several_threads():
+def test_a_cached_function_computes_once_for_several_threads():
     from threading import Barrier, Thread
 
     calls, barrier = [], Barrier(4)
 
-    @once
+    @cached
     def slow(x):
         calls.append(x)
         return x
@@ -134,7 +130,7 @@ def test_once_computes_once_for_several_threads():
     assert calls == [1]
 
 
-def test_what_the_paper_fixes_is_the_default():
+def test_the_defaults_are_the_papers():
     for model, rate in (("logistic", 1e-2), ("deep-gp", 1e-3)):
         plan = PAPER[model]
         assert plan.main_learning_rate == rate
@@ -145,7 +141,7 @@ def test_what_the_paper_fixes_is_the_default():
         assert plan.static.rates_for("squared_difference") == (1e-2, 1e-3)
         assert rate in plan.static.rates_for("partial_gradients")
         assert plan.traces.num_steps == 2000
-        assert (plan.table_one.repetitions, plan.table_one.runs) == (100, 10)
+        assert (plan.step_time.repetitions, plan.step_time.runs) == (100, 10)
         assert DEEPEST in plan.dynamic.networks
         assert QUICK[model].seeds < plan.seeds
         assert plan.seeds == 10

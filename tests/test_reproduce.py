@@ -1,4 +1,4 @@
-"""The command that reproduces the paper: what it leaves, and what it survives."""
+"""The command that reproduces the paper: the files that it leaves, and the faults it survives."""
 
 import csv
 import errno
@@ -8,14 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import pytest
 from reproduce_tiny import TINY, reproduce
 
-from quell.experiments import records
-from quell.experiments.config import EXPERIMENTS
+from quell.cli import main
+from quell.commands import reproduce as command
+from quell_paper import static, store
+from quell_paper.config import EXPERIMENTS, PAPER
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +68,7 @@ def test_both_orders_are_measured_at_the_same_coefficients(whole):
     assert ours["controlled_draws"] != papers["controlled_draws"]
     for page in ("report.html", "reproduction.md"):
         assert "The order of learning and applying" in (whole / page).read_text()
-        assert "What is left, in numbers" in (whole / page).read_text()
+        assert "The remaining variance in numbers" in (whole / page).read_text()
 
 
 def test_the_two_orders_train_differently(whole):
@@ -112,7 +115,7 @@ def test_a_second_run_does_nothing_again(whole, capsys):
     before = {path: path.stat().st_mtime_ns for path in (whole / "records").rglob("*.json")}
     assert reproduce(whole, "static") == 0
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert "3 of 3 units were done before" in capsys.readouterr().err
+    assert "3 of 3 jobs were done before" in capsys.readouterr().err
 
 
 def test_damaged_records_are_noticed_named_and_done_again(whole, capsys):
@@ -166,7 +169,7 @@ def test_a_full_or_read_only_disk_is_a_clear_error(tmp_path, capsys, monkeypatch
     def refuse(descriptor):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(records.os, "fsync", refuse)
+    monkeypatch.setattr(store.os, "fsync", refuse)
     assert reproduce(tmp_path, "static") == 2
     said = capsys.readouterr().err
     assert os.strerror(number) in said
@@ -180,9 +183,29 @@ def test_seeds_must_be_positive(tmp_path, capsys):
 
 
 def test_a_setting_has_a_place_of_its_own(tmp_path):
-    from dataclasses import replace
+    jobs = static.jobs(TINY) + static.jobs(replace(TINY, seeds=3))
+    paths = {store.path_of(tmp_path, job.experiment, job.setting) for job in jobs}
+    assert len(paths) == len(jobs)
 
-    from quell.experiments import static
 
-    units = static.units(TINY) + static.units(replace(TINY, seeds=3))
-    assert len({records.path_of(tmp_path, unit) for unit in units}) == len(units)
+def test_the_command_offers_every_experiment_and_model():
+    assert command.EXPERIMENTS == EXPERIMENTS
+    assert tuple(PAPER) == command.MODELS
+
+
+def test_the_library_knows_the_laboratory_only_in_its_command():
+    files = Path(command.__file__).parent.parent.rglob("*.py")
+    assert [file.name for file in files if "quell_paper" in file.read_text()] == ["reproduce.py"]
+
+
+def test_an_experiment_without_jobs_leaves_a_report(tmp_path):
+    assert (
+        main(["reproduce", "orders", "--quick", "--model", "deep-gp", "--out", str(tmp_path)]) == 0
+    )
+    assert "not run" in (tmp_path / "report.html").read_text()
+
+
+def test_without_its_tools_the_command_says_what_to_install(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "quell_paper.reproduce", None)
+    assert reproduce(tmp_path, "static") == 2
+    assert "pip install 'quell[paper]'" in capsys.readouterr().err

@@ -1,1 +1,1 @@
-"""The experiments of the paper, run and recorded by `quell reproduce`."""
+"""Benchmarks of the library, and the field of estimators that the commands compare."""

@@ -1,31 +1,32 @@
-"""The figures of the paper, from plain arrays."""
+"""The drawings of the paper's figures, from plain arrays."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+from matplotlib import ticker
 
 from quell.plotting._style import COLOURS, GREY, MARKERS, legend_below, new_figure, styled
 
 
 class Series(NamedTuple):
-    """One line or one row of dots, with the spread over seeds.
+    """One line or one row of dots, with its interval over seeds.
 
     Attributes:
-      label: what it is called in the legend.
+      label: its name in the legend.
+      colour: its index in the palette.
+      dashed: whether the line is dashed and the dot hollow.
       x, mean, low, high: `[T]`.
-      colour: an index into the palette.
-      dashed: a dashed line, a hollow dot.
     """
 
     label: str
+    colour: int
+    dashed: bool
     x: Float[np.ndarray, " T"]
     mean: Float[np.ndarray, " T"]
     low: Float[np.ndarray, " T"]
     high: Float[np.ndarray, " T"]
-    colour: int
-    dashed: bool = False
 
 
 class Panel(NamedTuple):
@@ -37,67 +38,53 @@ class Panel(NamedTuple):
 
 
 @styled
-def ratio_lines(panels: Sequence[Sequence[Panel]]) -> Any:
-    """What is left of the variance against coefficient steps: rows of panels, both axes log."""
+def step_lines(panels: Sequence[Sequence[Panel]], levels: Sequence[float], log: bool) -> Any:
+    """Rows of panels against coefficient steps.
+
+    Args:
+      levels: the value that means no effect, in each row.
+      log: whether the values are drawn on a logarithmic axis.
+    """
     rows, columns = len(panels), len(panels[0])
     figure, axes = new_figure(
-        rows, columns, 2.6 * columns + 0.6, 2.1 * rows + 0.7, sharex=True, sharey="row"
+        rows, columns, 2.6 * columns + 0.6, 2.1 * rows + 0.8, sharex=True, sharey="row"
     )
-    for row, line in zip(axes, panels):
-        for axis, panel in zip(row, line):
-            axis.axhline(1, color=GREY, linewidth=1, zorder=1)
-            for series in panel.series:
-                _draw(axis, series, marker=True)
-            axis.set(xscale="log", yscale="log")
-        shown = [v for panel in line for s in panel.series for v in (*s.low, *s.high)]
-        _plain_ticks(row[0], shown)
-        row[0].set_ylabel(line[0].ylabel)
-    _name_columns(axes, panels)
-    for axis in axes[-1]:
-        axis.set_xlabel("coefficient steps")
-    legend_below(figure, axes[0, 0], columns=5 if columns > 2 else 3)
-    return figure
-
-
-@styled
-def order_lines(panels: Sequence[Sequence[Panel]]) -> Any:
-    """Two rows of panels against coefficient steps: biases, about zero, and what is left."""
-    columns = len(panels[0])
-    figure, axes = new_figure(2, columns, 2.6 * columns + 0.6, 5.0, sharex=True, sharey="row")
-    for row, line, level in zip(axes, panels, (0, 1)):
+    for row, line, level in zip(axes, panels, levels):
         for axis, panel in zip(row, line):
             axis.axhline(level, color=GREY, linewidth=1, zorder=1)
             for series in panel.series:
                 _draw(axis, series, marker=True)
-            axis.set(xscale="log")
+            axis.set(xscale="log", yscale="log" if log else "linear")
+        if log:
+            _plain_ticks(
+                row[0], [v for panel in line for s in panel.series for v in (*s.low, *s.high)]
+            )
         row[0].set_ylabel(line[0].ylabel)
     _name_columns(axes, panels)
     for axis in axes[-1]:
         axis.set_xlabel("coefficient steps")
-    legend_below(figure, axes[0, 0], columns=2)
+    legend_below(figure, axes[0, 0], columns=min(5, 2 * columns - 1) if log else 2)
     return figure
 
 
 @styled
 def difference_lines(panels: Sequence[Panel]) -> Any:
     """Differences between traces against the iteration, with a band over seeds."""
-    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
-
     width = 4.2 * len(panels) + (0.4 if len(panels) > 1 else 2.2)
     figure, axes = new_figure(1, len(panels), width, 3.4, sharey=True)
     late = np.concatenate([s.mean[len(s.mean) // 4 :] for panel in panels for s in panel.series])
-    straight = _rounded(float(np.abs(late).max()))
+    linear = _rounded(float(np.abs(late).max()))
     for axis, panel in zip(axes[0], panels):
         axis.axhline(0, color=GREY, linewidth=1, linestyle="--", zorder=1)
         for series in panel.series:
             _draw(axis, series, marker=False)
         axis.set(title=panel.title, xlabel="iteration")
-    # Straight where the later differences lie, logarithmic beyond, where the first ones do.
-    axes[0, 0].set_yscale("symlog", linthresh=straight, linscale=2)
-    ticks = [straight * t for t in (0.5, 1, 10, 100)]
-    axes[0, 0].yaxis.set_major_locator(FixedLocator([*(-t for t in ticks[::-1]), 0, *ticks]))
-    axes[0, 0].yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes[0, 0].yaxis.set_minor_locator(NullLocator())
+    # The scale is linear for the later differences and logarithmic for the first, larger ones.
+    axes[0, 0].set_yscale("symlog", linthresh=linear, linscale=2)
+    ticks = [linear * t for t in (0.5, 1, 10, 100)]
+    axes[0, 0].yaxis.set_major_locator(ticker.FixedLocator([*(-t for t in ticks[::-1]), 0, *ticks]))
+    axes[0, 0].yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+    axes[0, 0].yaxis.set_minor_locator(ticker.NullLocator())
     axes[0, 0].set_ylabel(panels[0].ylabel)
     legend_below(figure, axes[0, 0], columns=2)
     return figure
@@ -105,7 +92,7 @@ def difference_lines(panels: Sequence[Panel]) -> Any:
 
 @styled
 def ratio_dots(panels: Sequence[Sequence[Panel]]) -> Any:
-    """What is left of the variance, a row of dots per method; the vertical line is no reduction.
+    """The remaining variance, a row of dots per variate; the vertical line is no reduction.
 
     Every series has one value; its label names the row.
     """
@@ -129,26 +116,15 @@ def ratio_dots(panels: Sequence[Sequence[Panel]]) -> Any:
 
 @styled
 def stacked_parts(
-    names: Sequence[str],
-    draws: Sequence[float],
-    points: Sequence[float],
-    norm: Sequence[float],
-    title: str,
+    names: Sequence[str], draws: Sequence[float], points: Sequence[float], norm: Sequence[float]
 ) -> Any:
-    """Draws and points as shares of the plain total, one bar per method, and the paper's measure.
-
-    Args:
-      names: what each bar is called.
-      draws, points: the two parts of the trace, over the plain estimator's trace.
-      norm: the variance of the norm, over the plain estimator's.
-    """
+    """A bar per variate: draws and points divided by the plain trace, and the paper's measure."""
     figure, axes = new_figure(1, 1, 6.6, 1.0 + 0.32 * len(names))
-    axis = axes[0, 0]
-    where = range(len(names))
-    axis.barh(where, points, color=COLOURS[6], label="trace: points")
-    axis.barh(where, draws, left=points, color=COLOURS[1], label="trace: draws")
-    axis.plot(norm, where, "D", color=COLOURS[0], mfc="white", label="paper’s measure: Var‖G̃‖")
-    axis.set(yticks=where, yticklabels=names, xlabel="share of the plain estimator’s", title=title)
+    axis, y = axes[0, 0], range(len(names))
+    axis.barh(y, points, color=COLOURS[6], label="trace: points")
+    axis.barh(y, draws, left=points, color=COLOURS[1], label="trace: draws")
+    axis.plot(norm, y, "D", color=COLOURS[0], mfc="white", label="paper’s measure: Var‖G̃‖")
+    axis.set(yticks=y, yticklabels=names, xlabel="variance (plain = 1)")
     axis.set_ylim(len(names) - 0.5, -0.5)
     legend_below(figure, axis, columns=3)
     return figure
@@ -162,8 +138,8 @@ class Illustrated(NamedTuple):
       epsilon: draws in ascending order, `[S]`.
       gradient: the gradient at each.
       dependent, independent: the variates, with the point's own coefficient and the common one.
-      mean: of the gradient.
-      left: shares of the variance left by the two variates.
+      mean: the mean of the gradient.
+      own, common: the shares of the variance that remain under the two variates.
     """
 
     name: str
@@ -172,7 +148,8 @@ class Illustrated(NamedTuple):
     dependent: Float[np.ndarray, " S"]
     independent: Float[np.ndarray, " S"]
     mean: float
-    left: tuple[float, float]
+    own: float
+    common: float
 
 
 @styled
@@ -240,22 +217,15 @@ def _draw(axis: Any, series: Series, marker: bool) -> None:
 
 
 def _rounded(value: float) -> float:
-    """Up to 1, 2 or 5 times a power of ten."""
+    """The next 1, 2 or 5 times a power of ten that is not smaller."""
     power = 10.0 ** np.floor(np.log10(max(value, 1e-3)))
     return next(m * power for m in (1, 2, 5, 10) if m * power >= value)
 
 
 def _plain_ticks(axis: Any, values: Sequence[float]) -> None:
-    """Ratios as plain numbers, not powers of ten, at ticks that a reader would choose."""
-    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
-
-    ladders = (
-        (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5),
-        tuple(np.arange(1, 40) / 10),
-        tuple(np.arange(1, 400) / 50),
-    )
-    low, high = 0.95 * min(values), 1.05 * max(values)
-    chosen = [[tick for tick in ladder if low <= tick <= high] for ladder in ladders]
-    axis.yaxis.set_major_locator(FixedLocator(next((c for c in chosen if len(c) > 2), chosen[-1])))
-    axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.yaxis.set_minor_locator(NullLocator())
+    """Label a logarithmic axis with plain numbers, not powers of ten."""
+    wide = max(values) > 3 * min(values)
+    few = ticker.MaxNLocator(5, steps=[1, 2, 5, 10])
+    axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)) if wide else few)
+    axis.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:.3g}"))
+    axis.yaxis.set_minor_locator(ticker.NullLocator())

@@ -1,4 +1,4 @@
-"""The paper's two problems: a model, its data, and the bound on all of it."""
+"""The paper's two problems: a model, its data, and the bound on the whole data."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,34 +10,36 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from quell import Objective, datasets
 from quell.contexts import as_matrix
-from quell.experiments.units import once
 from quell.models import Model, deep_gp, logistic_regression
+from quell_paper.jobs import cached
 
 _MODEL_KEY = 0  # inducing points are part of the model: the same for every seed
-_TOGETHER = 4096  # losses computed at once, few enough to stay in the cache
+_AT_ONCE = 4096  # losses computed at once, few enough to stay in the cache
 
 
 class Problem(NamedTuple):
-    """A model on its data.
+    """A model and its data.
 
     Attributes:
-      name: of the model.
       init: `init(key)` gives initial params.
       objective: the negative evidence lower bound.
       data: leaves `[N, ...]`.
       distinct: the rows of the data, each once, leaves `[U, ...]`.
-      counts: how often each of them occurs, `[U]`; their sum is N.
+      counts: the number of times that each distinct row occurs, `[U]`; their sum is N.
     """
 
-    name: str
     init: Callable[[Key[Array, ""]], PyTree[Array]]
     objective: Objective
     data: PyTree[Array]
     distinct: PyTree[Array]
     counts: Float[Array, " U"]
 
+    def rows(self, indices: Array) -> PyTree[Array]:
+        """The rows of the data at some indices."""
+        return jax.tree.map(lambda leaf: leaf[indices], self.data)
+
     def context(self, batch: PyTree[Array]) -> Float[Array, "B C"]:
-        """What the coefficients may look at: inputs and target."""
+        """The context of the coefficients: inputs and target."""
         return as_matrix({"x": batch["x"], "y": batch["y"]})
 
     def nelbo(self, key: Key[Array, ""], params: PyTree[Array], samples: int) -> Float[Array, ""]:
@@ -48,35 +50,34 @@ class Problem(NamedTuple):
         totals = jax.lax.map(
             lambda one: by_row(params, one, self.distinct) @ self.counts,
             noise,
-            batch_size=max(1, _TOGETHER // self.counts.size),
+            batch_size=max(1, _AT_ONCE // self.counts.size),
         )
         assert objective.regulariser is not None
         return totals.mean() + objective.regulariser(params)
 
 
-@once
+@cached
 def logistic() -> Problem:
     """Bayesian logistic regression on titanic: 2201 people, 28 distinct rows."""
     data = datasets.titanic()
-    return _problem("logistic", logistic_regression(data.dim), data.data)
+    return _problem(logistic_regression(data.dim), data.data)
 
 
-@once
+@cached
 def deep() -> Problem:
     """A deep Gaussian process of two layers on airfoil."""
     data = datasets.airfoil()
-    return _problem("deep-gp", deep_gp(jax.random.key(_MODEL_KEY), data.x), data.data)
+    return _problem(deep_gp(jax.random.key(_MODEL_KEY), data.x), data.data)
 
 
 PROBLEMS = {"logistic": logistic, "deep-gp": deep}
 
 
-def _problem(name: str, model: Model, data: PyTree[Array]) -> Problem:
+def _problem(model: Model, data: PyTree[Array]) -> Problem:
     data = model.prepare(data)
     rows = np.asarray(as_matrix({"x": data["x"], "y": data["y"]}))
     _, first, counts = np.unique(rows, axis=0, return_index=True, return_counts=True)
     return Problem(
-        name=name,
         init=model.init,
         objective=model.objective(rows.shape[0]),
         data=data,

@@ -1,4 +1,4 @@
-"""Figure 1: one weight, two points, and a variate that is right for neither."""
+"""Figure 1: one weight, two points, and a common variate that is right for neither point."""
 
 from dataclasses import asdict
 from itertools import combinations
@@ -7,28 +7,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas as pd
 from jaxtyping import Array, Float
 from numpy.polynomial.hermite_e import hermegauss
 
 from quell._errors import invalid
 from quell._fit import fit
 from quell._progress import silent
-from quell.experiments.config import FigureOne
-from quell.experiments.units import Table, Unit, joined
 from quell.models import logistic_regression
+from quell_paper.config import Illustration
+from quell_paper.jobs import Job
 
 _KEY = 1
 _NODES = 64  # of the Gauss–Hermite rule: expectations over ε are exact to rounding
 
 
-def units(config: FigureOne) -> list[Unit]:
-    """One unit."""
-    setting = asdict(config)
-    return [Unit("figure-1", setting, lambda: _run(config), 2e7)]
+def jobs(config: Illustration) -> list[Job]:
+    """One job."""
+    return [Job("figure-1", asdict(config), lambda: _run(config), 2e7)]
 
 
-def _run(config: FigureOne) -> Table:
-    """Draws ε of two points: the gradient of the mean and its variates, and what they leave.
+def _run(config: Illustration) -> pd.DataFrame:
+    """Draws ε at two points: the gradient of the mean, its variates and the remaining variances.
 
     `gradient − dependent` and `gradient − independent` are the controlled gradients.
     """
@@ -45,43 +45,44 @@ def _run(config: FigureOne) -> Table:
         progress=silent,
     ).params
 
-    def gradients(eps: Float[Array, " S"]) -> Float[Array, "S N"]:
+    def gradients(eps: Float[Array, " S"]) -> Float[np.ndarray, "S N"]:
         """∂loss/∂mean of every point at every draw."""
         by_point = jax.vmap(jax.grad(model.loss), (None, None, 0))
-        return jax.vmap(lambda e: by_point(params, e[None], data)["mean"][:, 0])(eps)
+        drawn = jax.vmap(lambda e: by_point(params, e[None], data)["mean"][:, 0])(eps)
+        return np.asarray(drawn, float)
 
     nodes, weights = hermegauss(_NODES)
     weights = weights / weights.sum()
-    g = np.asarray(gradients(jnp.asarray(nodes)), float)
+    g = gradients(jnp.asarray(nodes))
     best = weights @ (nodes[:, None] * g)  # c = Cov[g, ε], as Var[ε] = 1
     variance = weights @ g**2 - (weights @ g) ** 2
-    a, b = find_pair(best, variance, harm=config.harm, served=config.served)
-    shared = (best[a] + best[b]) / 2
+    pair = find_pair(best, variance, harm=config.harm, served=config.served)
+    shared = best[list(pair)].mean()
 
     eps = jnp.sort(jax.random.normal(draw_key, (config.draws,)))
-    drawn = np.asarray(gradients(eps), float)
-    columns = []
-    for name, n in (("a", a), ("b", b)):
-        repeat = lambda value: [float(value)] * config.draws  # noqa: E731
-        columns.append(
+    drawn, epsilon = gradients(eps), np.asarray(eps, float)
+    tables = [
+        pd.DataFrame(
             {
-                "point": [name] * config.draws,
-                "x": repeat(data["x"][n, 0]),
-                "y": repeat(data["y"][n]),
-                "epsilon": np.asarray(eps, float).tolist(),
-                "gradient": drawn[:, n].tolist(),
-                "dependent": (best[n] * np.asarray(eps, float)).tolist(),
-                "independent": (shared * np.asarray(eps, float)).tolist(),
-                "mean_gradient": repeat(weights @ g[:, n]),
-                "variance": repeat(variance[n]),
-                "variance_dependent": repeat(left(best[n], best[n], variance[n])),
-                "variance_independent": repeat(left(shared, best[n], variance[n])),
+                "point": name,
+                "x": float(data["x"][n, 0]),
+                "y": float(data["y"][n]),
+                "epsilon": epsilon,
+                "gradient": drawn[:, n],
+                "dependent": best[n] * epsilon,
+                "independent": shared * epsilon,
+                "mean_gradient": weights @ g[:, n],
+                "variance": variance[n],
+                "variance_dependent": remaining(best[n], best[n], variance[n]),
+                "variance_independent": remaining(shared, best[n], variance[n]),
             }
         )
-    return joined(columns)
+        for name, n in zip("ab", pair)
+    ]
+    return pd.concat(tables, ignore_index=True)
 
 
-def left(c: float, best: float, variance: float) -> float:
+def remaining(c: float, best: float, variance: float) -> float:
     """Var[g − cε] = Var[g] − 2c Cov[g, ε] + c²."""
     return variance - 2 * c * best + c**2
 
@@ -89,25 +90,23 @@ def left(c: float, best: float, variance: float) -> float:
 def find_pair(
     best: np.ndarray, variance: np.ndarray, *, harm: float, served: float
 ) -> tuple[int, int]:
-    """Two points that a common variate cannot serve, and their own ones can; the loudest such pair.
+    """The pair of largest variance that a common variate harms and two own variates serve.
 
-    The common coefficient that leaves least in both together is the mean of the two best ones.
+    The common coefficient that leaves least variance in both points is the mean of the two best.
 
     Args:
       best: the best coefficient of each point, `[N]`.
       variance: the variance of each point's gradient, `[N]`.
-      harm: what the common variate leaves of one point's variance, at least.
-      served: what its own variate leaves of either point's, at most.
+      harm, served: as in `config.Illustration`.
     """
 
     def share(c, n):
-        return left(float(c), float(best[n]), float(variance[n])) / float(variance[n])
+        return remaining(c, float(best[n]), float(variance[n])) / float(variance[n])
 
     def fits(pair):
         shared = best[list(pair)].mean()
-        return max(share(shared, n) for n in pair) >= harm and all(
-            share(best[n], n) <= served for n in pair
-        )
+        harmed = max(share(shared, n) for n in pair) >= harm
+        return harmed and all(share(best[n], n) <= served for n in pair)
 
     pairs = [pair for pair in combinations(range(len(best)), 2) if fits(pair)]
     if not pairs:

@@ -1,4 +1,4 @@
-"""Training for the experiments: the library's loop over all seeds, stopped where asked."""
+"""Training in the experiments: the library's loop over all seeds, with stops on the way."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -12,22 +12,20 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from quell._batches import reshuffle
 from quell._loop import Carried, Loop, Monitor, RunKeys, compiled_loop, run_keys
-from quell.coefficients._adam import adam
-from quell.estimators import monte_carlo
-from quell.experiments.config import Plan
-from quell.experiments.methods import Method, estimator
-from quell.experiments.problems import PROBLEMS
-from quell.experiments.units import once
+from quell_paper.config import PLAIN, Plan, Variate
+from quell_paper.jobs import cached
+from quell_paper.problems import PROBLEMS
+from quell_paper.variates import estimator
 
 _CHUNK = 200  # steps of one call of the loop
 
 
 class Run(NamedTuple):
-    """What training leaves.
+    """The result of training.
 
     Attributes:
-      stops: params and states after each of the asked numbers of steps, leaves `[seeds, ...]`.
-      columns: the loop's table, each column `[seeds, T]`.
+      stops: params and states at each stop, leaves `[seeds, ...]`.
+      columns: the table of the loop, each column `[seeds, T]`.
     """
 
     stops: list[Carried]
@@ -37,65 +35,63 @@ class Run(NamedTuple):
 def train(
     plan: Plan,
     stops: Sequence[int],
-    method: Method | None,
+    variate: Variate,
     rate: float = 0.0,
     monitors: Mapping[str, Monitor] | None = None,
     monitor_every: int = 1,
 ) -> Run:
     """Train the plan's model for `max(stops)` steps, for each of its seeds.
 
-    All seeds in one call where states are small, else one after the other (see `over_seeds`).
-
     Args:
-      stops: after how many steps to keep params and states, in ascending order.
-      method: the control variate, or None for plain gradients.
-      rate: the learning rate of its coefficients.
+      stops: the numbers of steps after which params and states are kept, in ascending order.
+      variate: the control variate, or `PLAIN`.
+      rate: the learning rate of the coefficients.
       monitors: as for `quell.fit`.
       monitor_every: steps from one evaluation of the monitors to the next.
     """
-    problem, together = PROBLEMS[plan.model](), _side_by_side(plan.model)
-    start = _start(plan.model, *((method.basis, method.hidden) if method else (None, ())))
+    problem = PROBLEMS[plan.model]()
+    start = _start(plan.model, variate.unlearned)
     watched = tuple((monitors or {}).items())
-    loop = _loop(plan, method, min(_CHUNK, max(stops)), watched, monitor_every)
+    loop = _loop(plan, variate, min(_CHUNK, max(stops)), watched, monitor_every)
 
     def run(key):
         keys = run_keys(key)
         carried = start(keys)
-        seen, tables, step = [], [], 0
+        kept, tables, step = [], [], 0
         for stop in stops:
             while step < stop:
                 steps = min(loop.length, stop - step)
                 carried, table = loop.advance(rate, keys, carried, problem.data, step, steps)
                 tables.append(np.asarray(table)[..., :steps, :])
                 step += steps
-            seen.append(jax.tree.map(jnp.copy, carried))  # the loop consumes what it is given
-        return seen, np.concatenate(tables, axis=-2)
+            kept.append(jax.tree.map(jnp.copy, carried))  # the loop consumes its argument
+        return kept, np.concatenate(tables, axis=-2)
 
     keys = seed_keys(plan.seeds)
-    if together:
-        seen, table = run(keys)
+    if _side_by_side(plan.model):
+        kept, table = run(keys)
     else:
-        runs = [run(key) for key in keys]
-        seen, table = jax.tree.map(lambda *leaves: np.stack(leaves), *runs)
-    return Run(seen, {name: table[..., i] for i, name in enumerate(loop.columns)})
+        kept, table = jax.tree.map(lambda *leaves: np.stack(leaves), *map(run, keys))
+    return Run(kept, {name: table[..., i] for i, name in enumerate(loop.columns)})
 
 
-@once
+@cached
 def trained(plan: Plan) -> dict[int, PyTree[Array]]:
-    """Params at the stages where the static experiment freezes them, plainly trained."""
+    """Plainly trained params at the stages at which the static experiment freezes them."""
     stages = plan.static.frozen_after
-    run = train(plan, stages, None)
+    run = train(plan, stages, PLAIN)
     return {stage: carried.params for stage, carried in zip(stages, run.stops)}
 
 
 def over_seeds(model: str, function: Callable) -> Callable:
-    """`function` of one seed, for all seeds at once; arguments and results gain a leading axis.
+    """`function` of one seed, for all seeds; arguments and results gain a leading axis.
 
-    Side by side where states are small; one after the other where one of them fills the cache.
+    Seeds run side by side if states are small, and one after the other if one state fills the
+    processor's cache.
     """
     if _side_by_side(model):
         return jax.vmap(function)
-    return lambda *args: jax.lax.map(lambda one: function(*one), args)
+    return lambda *args: lax.map(lambda one: function(*one), args)
 
 
 def _side_by_side(model: str) -> bool:
@@ -103,26 +99,25 @@ def _side_by_side(model: str) -> bool:
 
 
 def seed_keys(seeds: int) -> Key[Array, " seeds"]:
-    """One key per seed; a seed's results do not depend on how many others there are."""
+    """One key per seed; a seed's results do not depend on the number of seeds."""
     return jax.vmap(jax.random.key)(jnp.arange(seeds))
 
 
-@once
+@cached
 def _loop(
     plan: Plan,
-    method: Method | None,
+    variate: Variate,
     length: int,
     monitors: tuple[tuple[str, Monitor], ...],
     monitor_every: int,
 ) -> Loop:
-    """The library's loop, compiled once for all learning rates: `advance` takes theirs first."""
-    problem, optimizer = PROBLEMS[plan.model](), optax.adam(plan.learning_rate)
+    """The library's loop, compiled once for all learning rates: `advance` takes the rate first."""
+    problem = PROBLEMS[plan.model]()
 
     def loop(rate) -> Loop:
-        make = monte_carlo() if method is None else estimator(problem, method, adam(rate))
         return compiled_loop(
-            make(problem.objective),
-            optimizer,
+            estimator(problem, variate, rate)(problem.objective),
+            optax.adam(plan.learning_rate),
             reshuffle,
             dict(monitors),
             num_data=problem.objective.num_data,
@@ -138,18 +133,17 @@ def _loop(
     return loop(1.0)._replace(advance=jax.jit(advance, donate_argnums=2))
 
 
-@once
-def _start(model: str, basis: str | None, hidden: tuple[int, ...]):
-    """What training starts from, compiled once: learning rates and criteria do not change it."""
+@cached
+def _start(model: str, variate: Variate) -> Callable[[RunKeys], Carried]:
+    """The start of training with an `unlearned` variate."""
     problem = PROBLEMS[model]()
-    make = monte_carlo()
-    if basis is not None:
-        make = estimator(problem, Method(basis, "squared_difference", hidden), adam(1.0))
+    make = estimator(problem, variate, 1.0)
 
     def start(keys: RunKeys) -> Carried:
         params = problem.init(keys.params)
         state = make(problem.objective).init(keys.init, params, problem.data)
         carried = Carried(params, optax.adam(1.0).init(params), state)
+        # Weakly typed leaves would make the loop compile twice.
         return jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), carried)
 
     return jax.jit(jax.vmap(start) if _side_by_side(model) else start)

@@ -1,0 +1,1 @@
+"""The laboratory of one paper: its experiments, figures, table and claims."""

@@ -1,0 +1,117 @@
+"""Jobs: one experiment at one setting, which is run, stored and found again as a whole."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial, wraps
+from itertools import pairwise
+from threading import Lock
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from quell_paper.config import Plan, Variate
+
+
+class Job(NamedTuple):
+    """One experiment at one setting.
+
+    Attributes:
+      experiment: the name of the experiment.
+      setting: everything that the result depends on, as JSON values.
+      run: makes the table of results.
+      weight: the expected time in microseconds, for the estimate of the remaining time.
+      supplement: whether the result stands in the paper's supplement only.
+      alone: whether nothing else may run beside the job, because the job measures time.
+    """
+
+    experiment: str
+    setting: Mapping[str, Any]
+    run: Callable[[], pd.DataFrame]
+    weight: float
+    supplement: bool = False
+    alone: bool = False
+
+    @property
+    def label(self) -> str:
+        """The job in a few words."""
+        words = ("model", "basis", "criterion", "network", "order", "learning_rate")
+        return " ".join(
+            [self.experiment, *(str(self.setting[w]) for w in words if w in self.setting)]
+        )
+
+
+def variate_job(
+    experiment: str,
+    plan: Plan,
+    variate: Variate,
+    rate: float,
+    run: Callable[[Plan, Variate, float], pd.DataFrame],
+    *,
+    steps: float,
+    step_extra: float = 0.0,
+    **setting: Any,
+) -> Job:
+    """The job `run(plan, variate, rate)`.
+
+    Args:
+      rate: the learning rate of the coefficients.
+      steps: the expected number of coefficient steps for each seed.
+      step_extra: microseconds that a step takes beside the gradient and its correction.
+      setting: the part of the setting that is this experiment's own.
+    """
+    common = {
+        "model": plan.model,
+        "basis": variate.basis,
+        "criterion": variate.criterion,
+        "network": variate.network,
+        "learning_rate": rate,
+        "seeds": plan.seeds,
+        "batch_size": plan.batch_size,
+        "model_learning_rate": plan.learning_rate,
+    }
+    weight = plan.seeds * steps * (step_microseconds(plan.model, variate) + step_extra)
+    supplement = variate.basis != "linear" or rate != plan.main_learning_rate
+    return Job(experiment, common | setting, partial(run, plan, variate, rate), weight, supplement)
+
+
+def step_microseconds(model: str, variate: Variate) -> float:
+    """The approximate time of a step, from the number of entries of the recognition network."""
+    P, D, plain = {"logistic": (14, 4, 20), "deep-gp": (2100, 5, 200)}[model]
+    D *= 2 if variate.basis == "quadratic" else 1
+    trunk = sum(n * m for n, m in pairwise(variate.hidden))
+    head = P * D * (1 + (variate.hidden[-1] if variate.hidden else 0))
+    passes = {"gradient_sum": 1.5, "partial_gradients": 2.0}.get(variate.criterion, 1.0)
+    return plain + passes * 2e-3 * (head + trunk)
+
+
+def tidy(axes: Mapping[str, Sequence], **values: Any) -> pd.DataFrame:
+    """A table with one row for each combination of the axes.
+
+    Args:
+      axes: the coordinates along each axis of the values, in the order of the axes.
+      values: arrays whose shape is the lengths of the axes.
+
+    >>> tidy({"seed": [0, 1], "step": [5, 6]}, ratio=np.array([[1, 2], [3, 4]]))["step"].tolist()
+    [5, 6, 5, 6]
+    """
+    shape = tuple(len(axis) for axis in axes.values())
+    grid = pd.MultiIndex.from_product(list(axes.values()), names=list(axes)).to_frame(index=False)
+    arrays = {name: np.asarray(value, float) for name, value in values.items()}
+    assert all(array.shape == shape for array in arrays.values()), f"some are not {shape}"
+    return grid.assign(**{name: array.ravel() for name, array in arrays.items()})
+
+
+F = TypeVar("F", bound=Callable)
+
+
+def cached(function: F) -> F:
+    """A function that computes each value once, even if several jobs ask for it at one time."""
+    locks: dict[Any, Lock] = {}  # `lru_cache` alone would let two threads compute the same value
+    remembered = lru_cache(maxsize=None)(function)
+
+    @wraps(function)
+    def ask(*args):
+        with locks.setdefault(args, Lock()):
+            return remembered(*args)
+
+    return ask  # pyright: ignore[reportReturnType]

@@ -1,0 +1,136 @@
+"""Numbers from records: one tidy table per experiment, and selections of its rows."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from quell_paper.config import AMORTISED, APPLY_FIRST, Plan
+from quell_paper.store import Record
+
+_MAIN = {"network": AMORTISED, "criterion": "squared_difference", "basis": "linear"}
+
+
+class NotRunError(LookupError):
+    """A selection that has no rows, because the experiment has not been run."""
+
+
+class Results(NamedTuple):
+    """The results of a run.
+
+    Attributes:
+      tables: one tidy table per experiment; the setting of a record is repeated in its rows.
+      plans: the plan of each model.
+      seconds: the time that all records took together.
+      versions: of the packages that made the first record.
+    """
+
+    tables: dict[str, pd.DataFrame]
+    plans: dict[str, Plan]
+    seconds: float
+    versions: Mapping[str, str]
+
+    @property
+    def models(self) -> list[str]:
+        """The models that have any rows."""
+        tables = [table["model"] for table in self.tables.values() if "model" in table]
+        return [model for model in self.plans if any((column == model).any() for column in tables)]
+
+    def rows(self, experiment: str, **where: Any) -> pd.DataFrame:
+        """The rows of an experiment whose columns have the given values."""
+        table = self.tables.get(experiment, pd.DataFrame())
+        found = table if table.empty else select(table, **where)
+        if found.empty:
+            raise NotRunError(f"{experiment} {where}")
+        return found
+
+    def by_model(self, experiment: str) -> Iterator[tuple[Plan, pd.DataFrame]]:
+        """The plan and the rows of each model on which an experiment was run."""
+        if experiment in self.tables:
+            for (model,), rows in grouped(self.tables[experiment], "model"):
+                yield self.plans[model], rows
+
+    def static(
+        self, model: str, metric: str, *, early: bool = False, **where: Any
+    ) -> Float[np.ndarray, " seeds"]:
+        """The remaining variance at a frozen model, after all coefficient steps by default."""
+        plan = self.plans[model]
+        usual = {
+            "learning_rate": plan.main_learning_rate,
+            "frozen_after": plan.static.frozen_after[0 if early else -1],
+            "coefficient_steps": plan.static.measured_after[-1],
+        }
+        return remaining(self.rows("static", model=model, **_MAIN | usual | where), metric)
+
+    def dynamic(
+        self, model: str, metric: str, *, early: bool = False, **where: Any
+    ) -> Float[np.ndarray, " seeds"]:
+        """The remaining variance in joint training, at its end by default."""
+        plan = self.plans[model]
+        usual = {
+            "learning_rate": plan.main_learning_rate,
+            "steps": plan.dynamic.measured_after[0 if early else -1],
+            "order": APPLY_FIRST,
+        }
+        return remaining(self.rows("dynamic", model=model, **_MAIN | usual | where), metric)
+
+    def trace(
+        self, model: str, network: str, criterion: str = "none", order: str = "none"
+    ) -> Float[np.ndarray, "seeds T"]:
+        """The bound on the whole data; `network="plain"` for the uncontrolled run."""
+        rows = self.rows("traces", model=model, network=network, criterion=criterion, order=order)
+        return rows["nelbo"].to_numpy().reshape(len(set(rows["seed"])), -1)
+
+
+def collected(records: Sequence[Record], plans: dict[str, Plan]) -> Results:
+    """The results of some records."""
+    tables: dict[str, list[pd.DataFrame]] = {}
+    for record in records:
+        tables.setdefault(record.experiment, []).append(_tidy(record))
+    joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
+    versions = records[0].versions if records else {}
+    return Results(joined, plans, sum(record.seconds for record in records), versions)
+
+
+def late_static(plan: Plan, rows: pd.DataFrame) -> pd.DataFrame:
+    """The static rows at the end of all learning: linear basis, context-free, then amortised."""
+    stage, steps = plan.static.frozen_after[-1], plan.static.measured_after[-1]
+    late = select(rows, basis="linear", frozen_after=stage, coefficient_steps=steps)
+    return pd.concat([select(late, network=network) for network in ("none", AMORTISED)])
+
+
+def select(rows: Any, **where: Any) -> pd.DataFrame:
+    """The rows whose columns have the given values."""
+    for name, value in where.items():
+        rows = rows[rows[name] == value]
+    return rows
+
+
+def grouped(rows: pd.DataFrame, *names: str) -> Iterable[tuple[Any, pd.DataFrame]]:
+    """The rows of each combination of values, in the order of their first rows."""
+    return rows.groupby(list(names), sort=False)
+
+
+def _tidy(record: Record) -> pd.DataFrame:
+    """The table of a record, with its setting and versions in every row."""
+    # A result column with the name of a setting says to which of its values the row belongs.
+    setting = {k: v for k, v in record.setting.items() if k not in record.table}
+    flat = {k: v if isinstance(v, str | int | float) else json.dumps(v) for k, v in setting.items()}
+    versions = " ".join(f"{name}={version}" for name, version in record.versions.items())
+    table = record.table.assign(**flat, versions=versions)
+    return table.reindex(columns=[*flat, *record.table, "versions"])
+
+
+def remaining(rows: pd.DataFrame, *parts: str) -> Float[np.ndarray, " rows"]:
+    """The controlled variance divided by the plain variance, in each row.
+
+    Args:
+      parts: "norm" (the paper's measure), or "draws" and "points", which add up.
+    """
+    controlled, plain = (
+        rows[[f"{name}_{part}" for part in parts]].sum(axis=1) for name in ("controlled", "plain")
+    )
+    return (controlled / plain).to_numpy()

@@ -1,0 +1,141 @@
+"""Section 5.2: the model is frozen, the coefficients learn, and the variance is measured."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import pairwise
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pandas as pd
+from jax import lax
+from jaxtyping import Array, Float, Int, PyTree
+
+from quell._batches import reshuffle
+from quell_paper.config import Plan, Variate
+from quell_paper.jobs import Job, cached, tidy, variate_job
+from quell_paper.problems import PROBLEMS
+from quell_paper.training import over_seeds, seed_keys, trained
+from quell_paper.variance import Samples, measurer, sampler
+from quell_paper.variates import control, update
+
+_LESSONS = 1  # folded into a seed's key
+
+
+def jobs(plan: Plan) -> list[Job]:
+    """One job per basis, criterion, network and learning rate."""
+    static = plan.static
+    return [
+        variate_job(
+            "static",
+            plan,
+            Variate(basis, criterion, hidden),
+            rate,
+            _run,
+            steps=len(static.frozen_after) * max(static.measured_after),
+            frozen_after=static.frozen_after,
+            measured_after=static.measured_after,
+            sampling=asdict(plan.sampling),
+        )
+        for basis in static.bases
+        for criterion in static.criteria
+        for hidden in static.networks_for(basis, criterion)
+        for rate in static.rates_for(criterion)
+    ]
+
+
+def _run(plan: Plan, variate: Variate, rate: float) -> pd.DataFrame:
+    start, learn = learner(plan, variate)
+    measure = measurer(plan.model, variate.unlearned)
+    steps, tables = plan.static.measured_after, []
+    for stage in plan.static.frozen_after:
+        lessons = lessons_at(plan, stage)
+        state = start(seed_keys(plan.seeds), lessons.params)
+        measured = []
+        for begin, end in pairwise((0, *steps)):
+            state = learn(state, lessons, rate, begin, end)
+            measured.append(measure(state, lessons.params, lessons.samples))
+        columns = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *measured)
+        table = tidy({"seed": range(plan.seeds), "coefficient_steps": steps}, **columns)
+        table.insert(0, "frozen_after", stage)
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
+
+
+class Lessons(NamedTuple):
+    """The batches that coefficients learn from at a frozen model: the same for every variate.
+
+    Attributes:
+      params: the frozen parameters, leaves `[seeds, ...]`.
+      indices: the batch of every step, `[seeds, T, B]`.
+      noise: its draws, leaves `[seeds, T, 1, B, ...]`.
+      gradient: Ĝ, leaves `[seeds, T, ...]`.
+      samples: fresh gradients for measuring, with a leading axis `[seeds]`.
+    """
+
+    params: PyTree[Array]
+    indices: Int[Array, "seeds T B"]
+    noise: PyTree[Array]
+    gradient: PyTree[Array]
+    samples: Samples
+
+
+@cached
+def lessons_at(plan: Plan, stage: int) -> Lessons:
+    """The lessons at the params after `stage` steps of training."""
+    keys, params = seed_keys(plan.seeds), trained(plan)[stage]
+    indices, noise, gradient = _teacher(plan)(keys, params)
+    samples = sampler(plan.model, plan.sampling, plan.batch_size)(keys, params)
+    return Lessons(params, indices, noise, gradient, samples)
+
+
+@cached
+def _teacher(plan: Plan) -> Callable:
+    """`teach(keys, params)`: batches, draws and gradients for every step."""
+    problem = PROBLEMS[plan.model]()
+    objective, steps = problem.objective, max(plan.static.measured_after)
+
+    def teach(key, params):
+        batch_key, noise_key = jax.random.split(jax.random.fold_in(key, _LESSONS))
+        indices = reshuffle(batch_key, 0, steps, objective.num_data, plan.batch_size)
+        noise = objective.noise.sample(noise_key, (steps, 1, plan.batch_size))
+
+        def gradient(step):
+            indices, noise = step
+            return objective.gradient(params, noise, problem.rows(indices))
+
+        return indices, noise, lax.map(gradient, (indices, noise))
+
+    return jax.jit(over_seeds(plan.model, teach))
+
+
+@cached
+def learner(plan: Plan, variate: Variate) -> tuple[Callable, Callable]:
+    """Two compiled functions of all seeds: start, and learn from some lessons.
+
+    Both serve every stage and every learning rate, which is an argument.
+    """
+    problem = PROBLEMS[plan.model]()
+
+    def learn(state, lessons: Lessons, rate: Float[Array, ""], begin, end):
+        transformation = control(problem, variate, rate)
+
+        def step(i, state):
+            batch = problem.rows(lessons.indices[i])
+            noise, gradient = jax.tree.map(lambda leaf: leaf[i], (lessons.noise, lessons.gradient))
+            return update(problem, transformation, gradient, state, lessons.params, noise, batch)[1]
+
+        return lax.fori_loop(begin, end, step, state)
+
+    def learn_all(state, lessons, rate, begin, end):
+        one = lambda state, lessons: learn(state, lessons, rate, begin, end)  # noqa: E731
+        return over_seeds(plan.model, one)(state, lessons)
+
+    return _start(plan.model, variate.unlearned), jax.jit(learn_all, donate_argnums=0)
+
+
+@cached
+def _start(model: str, variate: Variate) -> Callable:
+    """`start(keys, params)`: coefficients before the first lesson."""
+    transformation = control(PROBLEMS[model](), variate, 1.0)
+    return jax.jit(over_seeds(model, lambda key, params: transformation.init(params, key=key)))

@@ -1,0 +1,101 @@
+"""Table 1: the time of a training step, dispatched one by one and in a compiled loop."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pandas as pd
+
+from quell._batches import reshuffle
+from quell._loop import compiled_loop, run_keys
+from quell.experiments.timing import side_by_side
+from quell_paper.config import PLAIN, Plan, Variate
+from quell_paper.jobs import Job, tidy
+from quell_paper.problems import PROBLEMS
+from quell_paper.variates import estimator
+
+_LOOP = 100  # steps in one call of the compiled loop
+
+
+def jobs(plan: Plan) -> list[Job]:
+    """One job: the variants take turns, so that other work on the machine slows all of them."""
+    setting = {
+        "model": plan.model,
+        "learning_rate": plan.main_learning_rate,
+        "batch_size": plan.batch_size,
+        **asdict(plan.step_time),
+    }
+    step = {"logistic": 2e3, "deep-gp": 1e4}[plan.model]
+    weight = step * plan.step_time.repetitions * (plan.step_time.runs + _LOOP)
+    return [Job("table-1", setting, lambda: _run(plan), weight, alone=True)]
+
+
+def _run(plan: Plan) -> pd.DataFrame:
+    config = plan.step_time
+    variates = {("none", "plain"): PLAIN} | {
+        (criterion, "amortised" if hidden else "context-free"): Variate("linear", criterion, hidden)
+        for hidden in config.networks
+        for criterion in config.criteria
+    }
+    calls: dict[Any, Callable] = {}
+    for name, variate in variates.items():
+        calls[*name, "dispatched"], calls[*name, "loop"] = _ways(plan, variate)
+    with ThreadPoolExecutor(2) as pool:  # the first calls compile; the timed ones come after
+        list(pool.map(lambda call: call(), calls.values()))
+    steps = {name: config.runs if name[-1] == "dispatched" else _LOOP for name in calls}
+    timings = side_by_side(calls, rounds=config.repetitions, per=steps, warm_up=0)
+    tables = []
+    for (criterion, variant, way), timing in timings.items():
+        rounds = tidy({"repetition": range(config.repetitions)}, milliseconds=timing.rounds)
+        rounds["milliseconds"] *= 1e3
+        tables.append(rounds.assign(criterion=criterion, variant=variant, way=way))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _ways(plan: Plan, variate: Variate) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Two calls: `runs` dispatched steps, and a compiled loop of `_LOOP` steps."""
+    problem, optimizer = PROBLEMS[plan.model](), optax.adam(plan.learning_rate)
+    objective, num_data = problem.objective, problem.objective.num_data
+    estimate = estimator(problem, variate, plan.main_learning_rate)(objective)
+    loop = compiled_loop(
+        estimate,
+        optimizer,
+        reshuffle,
+        {},
+        num_data=num_data,
+        batch_size=plan.batch_size,
+        length=_LOOP,
+        monitor_every=1,
+        seeds=False,
+    )
+    key = jax.random.key(0)
+    carried = loop.start(run_keys(key), problem.init(key), problem.data)
+
+    @jax.jit
+    def step(carried, t):
+        batch = problem.rows(reshuffle(key, t, 1, num_data, plan.batch_size)[0])
+        gradient, _, state = estimate.estimate(
+            jax.random.fold_in(key, t), carried.params, batch, carried.estimator_state
+        )
+        updates, optimizer_state = optimizer.update(
+            gradient, carried.optimizer_state, carried.params
+        )
+        return type(carried)(optax.apply_updates(carried.params, updates), optimizer_state, state)
+
+    # Each way keeps its own copy, because the loop consumes its argument.
+    states = {"loop": carried, "single": jax.tree.map(jnp.copy, carried)}
+
+    def dispatched():
+        for t in range(plan.step_time.runs):
+            states["single"] = step(states["single"], t)
+        return states["single"]
+
+    def looped():
+        states["loop"], table = loop.advance(run_keys(key), states["loop"], problem.data, 0, _LOOP)
+        return states["loop"], table
+
+    return dispatched, looped

@@ -1,0 +1,180 @@
+"""Effects, their intervals over seeds, and the verdicts that follow from the intervals."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+MODELS = {"logistic": "logistic regression", "deep-gp": "deep GP", "both": "both models"}
+VERDICTS = {True: "holds", False: "does not hold here", None: "undecided"}
+
+Decide = Callable[["Interval"], bool | None]
+
+
+class Interval(NamedTuple):
+    """A mean and its 95 % interval: numbers, or arrays of the same shape."""
+
+    effect: Any
+    low: Any
+    high: Any
+
+
+class Part(NamedTuple):
+    """One comparison for one model; a claim has several.
+
+    Attributes:
+      name: the comparison in words.
+      model: the model, or "both".
+      interval: the effect and its 95 % interval.
+      holds: True, False, or None if the seeds do not decide.
+      paper: the same by the paper's measure, if variances are compared.
+    """
+
+    name: str
+    model: str
+    interval: Interval
+    holds: bool | None
+    paper: Interval | None = None
+
+
+class Claim(NamedTuple):
+    """A claim of the paper.
+
+    Attributes:
+      id: its number.
+      text: the claim in the paper's sense.
+      effect: the quantity that is judged.
+      parts: the parts for every model; empty if nothing was run.
+      also: parts that are shown but not judged.
+      why: the reason, for a reader of a result that differs from the paper's.
+    """
+
+    id: int
+    text: str
+    effect: str
+    parts: list[Part]
+    also: list[Part]
+    why: str
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether every part holds; None if a part is undecided and none fails."""
+        verdicts = [part.holds for part in self.parts] or [None]
+        return False if False in verdicts else (None if None in verdicts else True)
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in words."""
+        return VERDICTS[self.holds] if self.parts else "not run"
+
+    @property
+    def weakest(self) -> Part | None:
+        """The least convincing part, which decides."""
+        rank = {False: 0, None: 1, True: 2}
+        key = lambda part: (rank[part.holds], part.interval.effect)  # noqa: E731
+        return min(self.parts, key=key, default=None)
+
+    @property
+    def explanation(self) -> str:
+        """The reason for a failure; the undecided parts if the seeds do not decide."""
+        if self.holds is True or not self.parts:
+            return ""
+        if self.holds is False:
+            return self.why
+        undecided = [f"{p.name} ({MODELS[p.model]})" for p in self.parts if p.holds is None]
+        return (
+            f"The seeds do not decide {', '.join(undecided)}: the interval allows both answers. "
+            f"{self.why}"
+        )
+
+
+def mean_interval(values: np.ndarray) -> Interval:
+    """The mean over seeds, the first axis, with Student's 95 % interval.
+
+    >>> float(mean_interval(np.array([1.0, 2.0, 3.0])).effect)
+    2.0
+    """
+    values = np.asarray(values, float)
+    mean, n = values.mean(axis=0), len(values)
+    if n < 2:
+        return Interval(mean, mean - np.inf, mean + np.inf)
+    half = stats.t.ppf(0.975, n - 1) * values.std(axis=0, ddof=1) / np.sqrt(n)
+    return Interval(mean, mean - half, mean + half)
+
+
+def difference_interval(a: np.ndarray, b: np.ndarray) -> Interval:
+    """The difference of two means over independent seeds, with Welch's interval."""
+    effect = a.mean() - b.mean()
+    if min(a.size, b.size) < 2:
+        return Interval(effect, -np.inf, np.inf)
+    interval = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
+    return Interval(effect, interval.low, interval.high)
+
+
+def median_interval(values: np.ndarray) -> Interval:
+    """The median with the 95 % interval between order statistics."""
+    values = np.sort(values)
+    n = values.size
+    low, high = stats.binom.ppf([0.025, 0.975], n, 0.5).astype(int)
+    return Interval(np.median(values), values[max(low - 1, 0)], values[min(high, n - 1)])
+
+
+def root(interval: Interval) -> Interval:
+    """The interval of a size from the interval of its square; the root keeps the sign.
+
+    >>> [float(round(value, 9)) for value in root(Interval(0.04, -0.01, 0.09))]
+    [0.2, -0.1, 0.3]
+    """
+    return Interval(*(np.sign(value) * np.sqrt(np.abs(value)) for value in interval))
+
+
+def above(bound: float) -> Decide:
+    """The decision whether an effect lies above a bound."""
+
+    def decide(interval: Interval) -> bool | None:
+        return True if interval.low > bound else (False if interval.high <= bound else None)
+
+    return decide
+
+
+positive = above(0.0)
+"""The decision whether an effect is above zero."""
+
+
+def within(low: float, high: float) -> Decide:
+    """The decision whether an effect lies between two bounds."""
+
+    def decide(interval: Interval) -> bool | None:
+        if low < interval.low and interval.high < high:
+            return True
+        return False if interval.low >= high or interval.high <= low else None
+
+    return decide
+
+
+def as_json(claim: Claim) -> dict[str, Any]:
+    """A claim for summary.json: the numbers of the part that decides, and all parts."""
+    weakest = claim.weakest
+    return {
+        "id": claim.id,
+        "claim": claim.text,
+        "measure": claim.effect,
+        "holds": claim.holds,
+        "verdict": claim.verdict,
+        "why": claim.explanation,
+        **_numbers(weakest.interval if weakest else Interval(np.nan, np.nan, np.nan)),
+        "parts": [_part_json(part) for part in claim.parts],
+        "also": [_part_json(part) for part in claim.also],
+    }
+
+
+def _part_json(part: Part) -> dict[str, Any]:
+    found = {"name": part.name, "model": part.model, "holds": part.holds}
+    found |= _numbers(part.interval)
+    return found if part.paper is None else found | {"paper_metric": _numbers(part.paper)}
+
+
+def _numbers(interval: Interval) -> dict[str, float | None]:
+    """The fields as JSON, which knows no infinities."""
+    return {k: float(v) if np.isfinite(v) else None for k, v in interval._asdict().items()}
