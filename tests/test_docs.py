@@ -70,7 +70,9 @@ def test_the_first_example_of_the_readme_makes_the_gradient_quieter(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     pattern = r"remaining noise: plain 1, closed form (0\.\d+)"
-    printed, claimed = (float(re.search(pattern, t).group(1)) for t in (done.stdout, page.read_text()))
+    printed, claimed = (
+        float(re.search(pattern, t).group(1)) for t in (done.stdout, page.read_text())
+    )
     assert printed < 0.1
     assert abs(printed - claimed) < 0.5 * claimed  # two seconds of measuring are not exact
     assert "quell.closed_form()" in first_block(page)

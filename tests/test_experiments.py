@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quell._gaussian import packed_identity
+from quell.gaussian import packed_identity
 from quell_paper import order_bias
 from quell_paper.config import DEEPEST, PAPER, QUICK, OrderBias, Sampling, Variate
 from quell_paper.illustration import find_pair, remaining
@@ -75,14 +75,12 @@ def test_correcting_is_what_the_transformation_does_before_it_learns(key):
     problem = logistic()
     variate = Variate("quadratic", "squared_difference", (4,))
     params, batch = problem.init(key), jax.tree.map(lambda leaf: leaf[:10], problem.data)
-    transformation = control(problem, variate, 1e-2)
-    state = transformation.init(params, key=key)
+    transformation = control(problem, variate, 1e-2, params, key)
+    state = transformation.init(params)
     for step in range(3):
         noise = problem.objective.sample_noise(jax.random.fold_in(key, step), 10)
         gradient = problem.objective.gradient(params, noise, batch)
-        expected, new = transformation.update(
-            gradient, state, params, noise=noise, context=problem.context(batch)
-        )
+        expected, new = transformation.update(gradient, state, params, noise=noise, batch=batch)
         found = correct(problem, variate, gradient, state, params, noise, batch)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
         state = new

@@ -39,6 +39,6 @@ def _run(plan: Plan, variate: Variate, rate: float) -> pd.DataFrame:
     stops, tables = plan.dynamic.measured_after, []
     for steps, carried in zip(stops, train(plan, stops, variate, rate).stops):
         samples = sample(seed_keys(plan.seeds), carried.params)
-        columns = measure(carried.estimator_state.control, carried.params, samples)
+        columns = measure(carried.estimator_state, carried.params, samples)
         tables.append(tidy({"seed": range(plan.seeds)}, **columns).assign(steps=steps))
     return pd.concat(tables, ignore_index=True)

@@ -11,9 +11,8 @@ import pandas as pd
 from jaxtyping import Array, Float
 from numpy.polynomial.hermite_e import hermegauss
 
+import quell
 from quell._errors import invalid
-from quell._fit import fit
-from quell._progress import silent
 from quell.models import logistic_regression
 from quell_paper.config import Illustration
 from quell_paper.jobs import Job
@@ -34,15 +33,15 @@ def _run(config: Illustration) -> pd.DataFrame:
     """
     data_key, fit_key, draw_key = jax.random.split(jax.random.key(_KEY), 3)
     model, data = logistic_regression(1), _data(data_key, config.num_data)
-    params = fit(
+    params = quell.fit(
+        fit_key,
         model.objective(config.num_data),
+        model.init,
         data,
-        params=model.init,
-        optimizer=optax.adam(1e-2),
+        optax.adam(1e-2),
         num_steps=config.train_steps,
         batch_size=1,
-        key=fit_key,
-        progress=silent,
+        hooks=[quell.silent],
     ).params
 
     def gradients(eps: Float[Array, " S"]) -> Float[np.ndarray, "S N"]:

@@ -22,7 +22,7 @@ from quell_paper.problems import PROBLEMS
 from quell_paper.static import learner, lessons_at
 from quell_paper.training import over_seeds, seed_keys, trained
 from quell_paper.variance import Samples, sampler, variance_columns
-from quell_paper.variates import control, correct, flat, update
+from quell_paper.variates import correct, flat, update
 
 
 def jobs(plan: Plan) -> list[Job]:
@@ -73,7 +73,7 @@ def _measurer(model: str, variate: Variate, rate: float) -> Callable[..., list[d
     after one step of learning from this very sample.
     """
     problem = PROBLEMS[model]()
-    papers = control(problem, replace(variate, order=LEARN_FIRST), rate)
+    papers = replace(variate, order=LEARN_FIRST)
 
     def measure(state, params, samples: Samples) -> list[dict[str, Any]]:
         def one_batch(sample):
@@ -82,7 +82,7 @@ def _measurer(model: str, variate: Variate, rate: float) -> Callable[..., list[d
             def one_draw(sample):
                 eps, g = sample
                 before = correct(problem, variate.unlearned, g, state, params, eps, batch)
-                after = update(problem, papers, g, state, params, eps, batch)[0]
+                after = update(problem, papers, rate, g, state, params, eps, batch)[0]
                 return before, after
 
             return lax.map(one_draw, (noise, gradient))

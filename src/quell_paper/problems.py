@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from quell import Objective, datasets
 from quell.contexts import as_matrix
-from quell.models import Model, deep_gp, logistic_regression
+from quell.models import deep_gp, logistic_regression
+from quell.types import Model
 from quell_paper.jobs import cached
 
 _MODEL_KEY = 0  # inducing points are part of the model: the same for every seed
@@ -38,14 +39,10 @@ class Problem(NamedTuple):
         """The rows of the data at some indices."""
         return jax.tree.map(lambda leaf: leaf[indices], self.data)
 
-    def context(self, batch: PyTree[Array]) -> Float[Array, "B C"]:
-        """The context of the coefficients: inputs and target."""
-        return as_matrix({"x": batch["x"], "y": batch["y"]})
-
-    def nelbo(self, key: Key[Array, ""], params: PyTree[Array], samples: int) -> Float[Array, ""]:
-        """The bound on the whole data, from `samples` draws for each distinct row."""
+    def nelbo(self, key: Key[Array, ""], params: PyTree[Array], draws: int) -> Float[Array, ""]:
+        """The bound on the whole data, from some draws for each distinct row."""
         objective = self.objective
-        noise = objective.sample_noise(key, self.counts.size, samples=samples)
+        noise = objective.sample_noise(key, self.counts.size, draws=draws)
         by_row = jax.vmap(objective.loss, (None, 0, 0))
         totals = jax.lax.map(
             lambda one: by_row(params, one, self.distinct) @ self.counts,
@@ -58,7 +55,7 @@ class Problem(NamedTuple):
 
 @cached
 def logistic() -> Problem:
-    """Bayesian logistic regression on titanic: 2201 people, 28 distinct rows."""
+    """Bayesian logistic regression on titanic: 2201 people, 24 distinct rows."""
     data = datasets.titanic()
     return _problem(logistic_regression(data.dim), data.data)
 

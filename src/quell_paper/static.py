@@ -11,7 +11,7 @@ import pandas as pd
 from jax import lax
 from jaxtyping import Array, Float, Int, PyTree
 
-from quell._batches import reshuffle
+from quell.training.batches import reshuffle
 from quell_paper.config import Plan, Variate
 from quell_paper.jobs import Job, cached, tidy, variate_job
 from quell_paper.problems import PROBLEMS
@@ -118,12 +118,11 @@ def learner(plan: Plan, variate: Variate) -> tuple[Callable, Callable]:
     problem = PROBLEMS[plan.model]()
 
     def learn(state, lessons: Lessons, rate: Float[Array, ""], begin, end):
-        transformation = control(problem, variate, rate)
-
         def step(i, state):
             batch = problem.rows(lessons.indices[i])
             noise, gradient = jax.tree.map(lambda leaf: leaf[i], (lessons.noise, lessons.gradient))
-            return update(problem, transformation, gradient, state, lessons.params, noise, batch)[1]
+            params = lessons.params
+            return update(problem, variate, rate, gradient, state, params, noise, batch)[1]
 
         return lax.fori_loop(begin, end, step, state)
 
@@ -137,5 +136,9 @@ def learner(plan: Plan, variate: Variate) -> tuple[Callable, Callable]:
 @cached
 def _start(model: str, variate: Variate) -> Callable:
     """`start(keys, params)`: coefficients before the first lesson."""
-    transformation = control(PROBLEMS[model](), variate, 1.0)
-    return jax.jit(over_seeds(model, lambda key, params: transformation.init(params, key=key)))
+    problem = PROBLEMS[model]()
+
+    def start(key, params):
+        return control(problem, variate, 1.0, params, key).init(params)
+
+    return jax.jit(over_seeds(model, start))

@@ -1,5 +1,6 @@
 """Table 1: the time of a training step, dispatched one by one and in a compiled loop."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -10,13 +11,14 @@ import jax.numpy as jnp
 import optax
 import pandas as pd
 
-from quell._batches import reshuffle
-from quell._loop import compiled_loop, run_keys
-from quell.experiments.timing import side_by_side
+from quell.diagnostics.timing import in_turns
+from quell.estimators._types import batch_of
+from quell.training.batches import reshuffle
+from quell.training.loop import compiled_loop, run_keys
 from quell_paper.config import PLAIN, Plan, Variate
 from quell_paper.jobs import Job, tidy
 from quell_paper.problems import PROBLEMS
-from quell_paper.variates import estimator
+from quell_paper.variates import started
 
 _LOOP = 100  # steps in one call of the compiled loop
 
@@ -47,44 +49,46 @@ def _run(plan: Plan) -> pd.DataFrame:
     with ThreadPoolExecutor(2) as pool:  # the first calls compile; the timed ones come after
         list(pool.map(lambda call: call(), calls.values()))
     steps = {name: config.runs if name[-1] == "dispatched" else _LOOP for name in calls}
-    timings = side_by_side(calls, rounds=config.repetitions, per=steps, warm_up=0)
+    turns = {name: _turn(call, steps[name]) for name, call in calls.items()}
     tables = []
-    for (criterion, variant, way), timing in timings.items():
-        rounds = tidy({"repetition": range(config.repetitions)}, milliseconds=timing.rounds)
-        rounds["milliseconds"] *= 1e3
+    for (criterion, variant, way), times in in_turns(turns, rounds=config.repetitions).items():
+        rounds = tidy({"repetition": range(config.repetitions)}, milliseconds=times)
         tables.append(rounds.assign(criterion=criterion, variant=variant, way=way))
     return pd.concat(tables, ignore_index=True)
+
+
+def _turn(call: Callable[[], Any], steps: int) -> Callable[[int], float]:
+    """`turn(round)`: milliseconds per step of one call, until its results are ready."""
+
+    def turn(_):
+        began = time.perf_counter()
+        jax.block_until_ready(call())
+        return 1e3 * (time.perf_counter() - began) / steps
+
+    return turn
 
 
 def _ways(plan: Plan, variate: Variate) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """Two calls: `runs` dispatched steps, and a compiled loop of `_LOOP` steps."""
     problem, optimizer = PROBLEMS[plan.model](), optax.adam(plan.learning_rate)
-    objective, num_data = problem.objective, problem.objective.num_data
-    estimate = estimator(problem, variate, plan.main_learning_rate)(objective)
+    objective, data = problem.objective, problem.data
+    estimator = started(problem, variate, plan.main_learning_rate)
+    batch_size = plan.batch_size
     loop = compiled_loop(
-        estimate,
-        optimizer,
-        reshuffle,
-        {},
-        num_data=num_data,
-        batch_size=plan.batch_size,
-        length=_LOOP,
-        monitor_every=1,
-        seeds=False,
+        estimator, objective, optimizer, reshuffle, batch_size=batch_size, length=_LOOP
     )
     key = jax.random.key(0)
-    carried = loop.start(run_keys(key), problem.init(key), problem.data)
+    carried = loop.start(run_keys(key), problem.init(key))
 
     @jax.jit
     def step(carried, t):
-        batch = problem.rows(reshuffle(key, t, 1, num_data, plan.batch_size)[0])
-        gradient, _, state = estimate.estimate(
-            jax.random.fold_in(key, t), carried.params, batch, carried.estimator_state
-        )
-        updates, optimizer_state = optimizer.update(
-            gradient, carried.optimizer_state, carried.params
-        )
-        return type(carried)(optax.apply_updates(carried.params, updates), optimizer_state, state)
+        params, optimizer_state, state = carried
+        batch = batch_of(data, reshuffle(key, t, 1, objective.num_data, batch_size)[0])
+        step_key = jax.random.fold_in(key, t)
+        estimate = estimator.estimate(step_key, objective, params, batch, state)
+        updates, optimizer_state = optimizer.update(estimate.gradient, optimizer_state, params)
+        moved = optax.apply_updates(params, updates)
+        return type(carried)(moved, optimizer_state, estimate.state)
 
     # Each way keeps its own copy, because the loop consumes its argument.
     states = {"loop": carried, "single": jax.tree.map(jnp.copy, carried)}
@@ -95,7 +99,7 @@ def _ways(plan: Plan, variate: Variate) -> tuple[Callable[[], Any], Callable[[],
         return states["single"]
 
     def looped():
-        states["loop"], table = loop.advance(run_keys(key), states["loop"], problem.data, 0, _LOOP)
+        states["loop"], table = loop.advance(run_keys(key), states["loop"], data, 0, _LOOP)
         return states["loop"], table
 
     return dispatched, looped

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from quell.experiments.timing import versions
+from quell.diagnostics.records import versions
 
 
 class Record(NamedTuple):

@@ -2,7 +2,8 @@
 
 import pandas as pd
 
-from quell._loop import Step
+import quell
+from quell.types import Step
 from quell_paper.config import PLAIN, Plan, Variate
 from quell_paper.jobs import Job, tidy, variate_job
 from quell_paper.problems import PROBLEMS
@@ -44,7 +45,8 @@ def _run(plan: Plan, variate: Variate, rate: float) -> pd.DataFrame:
         # The key depends on seed and step alone: all variates are measured with the same draws.
         return problem.nelbo(step.key, step.params, traces.nelbo_draws)
 
-    run = train(plan, (traces.num_steps,), variate, rate, {"nelbo": nelbo}, every)
+    monitors = (quell.monitor(nelbo=nelbo, every=every),)
+    run = train(plan, (traces.num_steps,), variate, rate, monitors)
     return tidy(
         {"seed": range(plan.seeds), "step": range(0, traces.num_steps, every)},
         nelbo=run.columns["nelbo"][:, ::every],

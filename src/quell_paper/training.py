@@ -1,6 +1,6 @@
 """Training in the experiments: the library's loop over all seeds, with stops on the way."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -10,12 +10,14 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Key, PyTree
 
-from quell._batches import reshuffle
-from quell._loop import Carried, Loop, Monitor, RunKeys, compiled_loop, run_keys
+from quell._tree import strongly_typed
+from quell.training.batches import reshuffle
+from quell.training.hooks import Monitors
+from quell.training.loop import Carried, Loop, RunKeys, compiled_loop, run_keys
 from quell_paper.config import PLAIN, Plan, Variate
 from quell_paper.jobs import cached
 from quell_paper.problems import PROBLEMS
-from quell_paper.variates import estimator
+from quell_paper.variates import started
 
 _CHUNK = 200  # steps of one call of the loop
 
@@ -37,8 +39,7 @@ def train(
     stops: Sequence[int],
     variate: Variate,
     rate: float = 0.0,
-    monitors: Mapping[str, Monitor] | None = None,
-    monitor_every: int = 1,
+    monitors: tuple[Monitors, ...] = (),
 ) -> Run:
     """Train the plan's model for `max(stops)` steps, for each of its seeds.
 
@@ -46,13 +47,11 @@ def train(
       stops: the numbers of steps after which params and states are kept, in ascending order.
       variate: the control variate, or `PLAIN`.
       rate: the learning rate of the coefficients.
-      monitors: as for `quell.fit`.
-      monitor_every: steps from one evaluation of the monitors to the next.
+      monitors: hooks made by `quell.monitor`.
     """
     problem = PROBLEMS[plan.model]()
     start = _start(plan.model, variate.unlearned)
-    watched = tuple((monitors or {}).items())
-    loop = _loop(plan, variate, min(_CHUNK, max(stops)), watched, monitor_every)
+    loop = _loop(plan, variate, min(_CHUNK, max(stops)), monitors)
 
     def run(key):
         keys = run_keys(key)
@@ -104,26 +103,19 @@ def seed_keys(seeds: int) -> Key[Array, " seeds"]:
 
 
 @cached
-def _loop(
-    plan: Plan,
-    variate: Variate,
-    length: int,
-    monitors: tuple[tuple[str, Monitor], ...],
-    monitor_every: int,
-) -> Loop:
+def _loop(plan: Plan, variate: Variate, length: int, monitors: tuple[Monitors, ...]) -> Loop:
     """The library's loop, compiled once for all learning rates: `advance` takes the rate first."""
     problem = PROBLEMS[plan.model]()
 
     def loop(rate) -> Loop:
         return compiled_loop(
-            estimator(problem, variate, rate)(problem.objective),
+            started(problem, variate, rate),
+            problem.objective,
             optax.adam(plan.learning_rate),
             reshuffle,
-            dict(monitors),
-            num_data=problem.objective.num_data,
+            monitors,
             batch_size=plan.batch_size,
             length=length,
-            monitor_every=monitor_every,
             seeds=_side_by_side(plan.model),
         )
 
@@ -137,13 +129,11 @@ def _loop(
 def _start(model: str, variate: Variate) -> Callable[[RunKeys], Carried]:
     """The start of training with an `unlearned` variate."""
     problem = PROBLEMS[model]()
-    make = estimator(problem, variate, 1.0)
+    estimate = started(problem, variate, 1.0)
 
     def start(keys: RunKeys) -> Carried:
         params = problem.init(keys.params)
-        state = make(problem.objective).init(keys.init, params, problem.data)
-        carried = Carried(params, optax.adam(1.0).init(params), state)
-        # Weakly typed leaves would make the loop compile twice.
-        return jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), carried)
+        state = estimate.init(keys.init, params)
+        return strongly_typed(Carried(params, optax.adam(1.0).init(params), state))
 
     return jax.jit(jax.vmap(start) if _side_by_side(model) else start)

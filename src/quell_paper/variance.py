@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from quell._batches import reshuffle
+from quell.training.batches import reshuffle
 from quell_paper.config import Sampling, Variate
 from quell_paper.jobs import cached
 from quell_paper.problems import PROBLEMS

@@ -5,45 +5,80 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
 import quell
 from quell.bases import linear, polynomial
-from quell.coefficients import context_free, recognition_network
-from quell.estimators import MakeEstimator, controlled, monte_carlo
+from quell.coefficients import context_free, recognition_network, unit_scale
+from quell.contexts import raw
+from quell.types import Coefficients, Estimator, Started
 from quell_paper.config import PLAIN, Variate
 from quell_paper.problems import Problem
 
 BASES = {"linear": linear, "quadratic": lambda: polynomial(2)}
+Rate = float | Float[Array, ""]
 
 
 def control(
-    problem: Problem, variate: Variate, rate: float | Float[Array, ""]
-) -> quell.ControlVariate:
-    """The transformation of a variate, whose coefficients learn by Adam at a rate."""
-    optimizer = optax.adam(rate)
-    hidden = variate.hidden
+    problem: Problem,
+    variate: Variate,
+    rate: Rate,
+    params: PyTree[Array],
+    key: Key[Array, ""] | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """The transformation of a variate, whose coefficients learn by Adam at a rate.
+
+    The key draws the first coefficients; only `init` needs it.
+    """
     return quell.control_variate(
-        BASES[variate.basis](),
-        recognition_network(hidden, optimizer) if hidden else context_free(optimizer),
-        getattr(quell.criteria, variate.criterion),
-        noise=problem.objective.noise,
-        context=jax.eval_shape(problem.context, problem.data),
-        key=jax.random.key(0),  # a placeholder: `init` is given the seed's own
-        order=getattr(quell, variate.order),
+        jax.random.key(0) if key is None else key,
+        problem.objective,
+        params,
+        problem.data,
+        _coefficients(variate, rate),
+        **_parts(variate),
     )
 
 
-def estimator(problem: Problem, variate: Variate, rate: float | Float[Array, ""]) -> MakeEstimator:
+def estimator(variate: Variate, rate: Rate) -> Estimator:
     """The controlled estimator of a variate; plain Monte Carlo for `PLAIN`."""
     if variate == PLAIN:
-        return monte_carlo()
-    return controlled(monte_carlo(), control(problem, variate, rate), context=problem.context)
+        return quell.monte_carlo()
+    return quell.controlled(_coefficients(variate, rate), **_parts(variate))
+
+
+def started(problem: Problem, variate: Variate, rate: Rate) -> Started:
+    """The estimator of a variate after its look at the problem, of which only shapes matter."""
+    key = jax.random.key(0)
+    return estimator(variate, rate).start(key, problem.objective, problem.init(key), problem.data)
+
+
+def _coefficients(variate: Variate, rate: Rate) -> Coefficients:
+    """The paper's network: raw contexts, Xavier initialisation throughout, no gate."""
+    optimizer, targets = optax.adam(rate), unit_scale(per_leaf=True, gated=False)
+    if not variate.hidden:
+        return context_free(optimizer, targets=targets)
+    return recognition_network(
+        variate.hidden,
+        optimizer,
+        context=raw(lambda example: {"x": example["x"], "y": example["y"]}),
+        last_layer=jax.nn.initializers.glorot_uniform(),
+        targets=targets,
+    )
+
+
+def _parts(variate: Variate) -> dict[str, Any]:
+    return {
+        "basis": BASES[variate.basis](),
+        "criterion": getattr(quell.criteria, variate.criterion),
+        "order": getattr(quell, variate.order),
+    }
 
 
 def update(
     problem: Problem,
-    transformation: quell.ControlVariate,
+    variate: Variate,
+    rate: Rate,
     gradient: PyTree[Array],
     state: PyTree[Array],
     params: PyTree[Array],
@@ -51,11 +86,12 @@ def update(
     batch: PyTree[Array],
 ) -> tuple[PyTree[Array], PyTree[Array]]:
     """The corrected gradient of a batch, and the state after learning from the batch."""
-    extra: dict[str, Any] = {}
-    if transformation.criterion.per_example:
-        extra["per_example"] = problem.objective.per_example_gradients(params, noise, batch)
-    context = problem.context(batch)
-    return transformation.update(gradient, state, params, noise=noise, context=context, **extra)
+    per_example = None
+    if getattr(quell.criteria, variate.criterion).per_example:
+        per_example = problem.objective.per_example_gradients(params, noise, batch)
+    return control(problem, variate, rate, params).update(
+        gradient, state, params, noise=noise, batch=batch, per_example=per_example
+    )
 
 
 def correct(
@@ -72,7 +108,7 @@ def correct(
     The variate applies its coefficients before they learn, and the compiler drops the learning,
     because the new state is not used.
     """
-    return update(problem, control(problem, variate, 1.0), gradient, state, params, noise, batch)[0]
+    return update(problem, variate, 1.0, gradient, state, params, noise, batch)[0]
 
 
 def flat(tree: PyTree[Array]) -> Float[Array, " P"]:

@@ -18,8 +18,6 @@ from quell.estimators._terms import Change, Term, changed, given, minus
 from quell.estimators._types import Estimate, Estimator, Started, check_estimator
 from quell.objective import Objective
 
-_ROUNDING = 32  # times the precision: what rounding can leave of a difference
-
 
 class Weighted(NamedTuple):
     """State of an ensemble of k + 1 members.
@@ -65,9 +63,10 @@ def ensemble(
         raise invalid(
             "others", expected="at least one", got="none", advice="Add an estimator to combine."
         )
+    check_estimator("base", base)
+    for other in others:
+        check_estimator("others", other)
     members = (base, *others)
-    for argument, member in zip(("base", *["others"] * len(others)), members):
-        check_estimator(argument, member)
     name = f"ensemble({', '.join(member.name for member in members)})"
 
     def start_members(*problem):
@@ -138,15 +137,12 @@ def _weighted(
             )
 
         def estimate(key, objective, params, batch, state: Weighted) -> Estimate:
-            base, *others = (
+            found = [
                 member.estimate(key, objective, params, batch, inside)
                 for member, inside in zip(members, state.members)
-            )
-            variates = jax.tree.map(
-                lambda g, *rest: jnp.stack([_difference(g, other) for other in rest]),
-                base.gradient,
-                *(other.gradient for other in others),
-            )
+            ]
+            base = found[0]
+            variates = jax.tree.map(_differences, *(each.gradient for each in found))
             blocks = pooling.split(jax.tree.leaves(variates))
             taken = [
                 (_coefficients(A, r, state.weight, prior, ridge)[..., None] * c).sum(1)
@@ -155,7 +151,7 @@ def _weighted(
             leaves, treedef = jax.tree.flatten(base.gradient)
             correction = treedef.unflatten(pooling.join(taken, leaves))
             quieter = jax.tree.map(jnp.subtract, base.gradient, correction)
-            states = tuple(found.state for found in (base, *others))
+            states = tuple(each.state for each in found)
             learned = _learn(state, states, base.gradient, blocks, pooling, decay)
             return Estimate(quieter, base.value, learned, optax.tree.norm(correction))
 
@@ -164,10 +160,11 @@ def _weighted(
     return Estimator(name, start)
 
 
-def _difference(g: Array, other: Array) -> Array:
+def _differences(g: Array, *others: Array) -> Float[Array, "k ..."]:
     """c = G₀ − Gᵢ; zero if it is rounding alone, whose best coefficient would be huge."""
-    c, scale = g - other, jnp.abs(g).max(initial=0)
-    return jnp.where(jnp.abs(c) <= _ROUNDING * jnp.finfo(g.dtype).eps * scale, 0, c)
+    c = g - jnp.stack(others)
+    rounding = jnp.finfo(g.dtype).eps ** (2 / 3) * jnp.abs(g).max(initial=0)
+    return jnp.where(jnp.abs(c) <= rounding, 0, c)
 
 
 def _coefficients(A, r, weight, prior, ridge) -> Float[Array, "G k"]:

@@ -84,20 +84,14 @@ def joint(inner: Estimator | None = None, *, quadratic: MakeQuadratic = second_o
 
             def stand_in(params, eps, example):
                 past = take(pasts, _position(batch.examples, example))
-                fixed = local(past, example)
+                at = local(past, example).at
+                return jax.jvp(lambda p: -at(family.sample(p, eps)), (past,), (params,))[1]
 
-                def value(p):
-                    return -fixed.at(family.sample(p, eps))
-
-                return jax.jvp(value, (past,), (params,))[1]
-
-            zeros = jax.tree.map(jnp.zeros_like, params)
-            mean = partial(linear, state.total, origin=zeros)
+            mean = partial(linear, state.total, origin=jax.tree.map(jnp.zeros_like, params))
             quieter = minus(objective, stand_in, mean)
             found = inside.estimate(key, quieter, params, batch, state.inner)
             expected = expected_gradient(params, batch.examples)
-            visited = _visit(state, rows, shares, params, expected, found.state)
-            return found._replace(state=visited)
+            return found._replace(state=_visit(state, rows, shares, params, expected, found.state))
 
         return Started(init, estimate)
 

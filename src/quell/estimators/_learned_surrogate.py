@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, PyTree
 
 from quell._mlp import Dense, apply_layers, init_layers
 from quell._tree import take
@@ -67,7 +67,8 @@ def learned_surrogate(
 
         def init(key, params):
             network_key, inner_key = jax.random.split(key)
-            network = _init_network(network_key, (width, *widths, 1))
+            *hidden, last = init_layers(network_key, (width, *widths, 1))
+            network = [*hidden, jax.tree.map(jnp.zeros_like, last)]  # c_φ starts at zero
             inner_state = inside.init(inner_key, params)
             return LearnedSurrogate(network, optimizer.init(network), inner_state)
 
@@ -105,9 +106,3 @@ def _network_term(network: list[Dense], family: Gaussian, select: Select | None)
         return fixed * (1 + log_density(family, params, eps)) - c(w)
 
     return term
-
-
-def _init_network(key: Key[Array, ""], sizes: tuple[int, ...]) -> list[Dense]:
-    """Layers of the given sizes; the last layer starts at zero, so that c_φ does."""
-    layers = init_layers(key, sizes)
-    return [*layers[:-1], jax.tree.map(jnp.zeros_like, layers[-1])]

@@ -50,10 +50,9 @@ def score_objective(original: Objective, objective: Objective) -> Objective:
     def loss(params, eps, example):
         value = jax.lax.stop_gradient(original.loss(params, eps, example))
         by_score = value + value * log_density(family, params, eps)
-        if objective.loss is original.loss:
+        if objective.loss is original.loss:  # then there is no derivative of the model to take
             return by_score
-        added = objective.loss(params, eps, example) - original.loss(params, eps, example)
-        return by_score + added
+        return by_score + objective.loss(params, eps, example) - original.loss(params, eps, example)
 
     return objective._replace(loss=loss)
 

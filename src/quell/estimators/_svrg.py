@@ -99,12 +99,9 @@ def svrg(
         inside = inner.start(key, objective, params, data)
 
         def snapshot_at(key, params, data) -> Snapshot:
-            if kept is None:
-                noise = fresh.draw(key, objective, N)
-                return Snapshot(params, noisy.gradient(params, noise, data), ())
-            noise = kept.draw(key, objective, 1)
-            gradient = noisy.gradient(params, noise, data)
-            return Snapshot(params, gradient, jax.tree.map(lambda e: e[:, 0], noise))
+            noise = fresh.draw(key, objective, N) if kept is None else kept.draw(key, objective, 1)
+            draws = () if kept is None else jax.tree.map(lambda e: e[:, 0], noise)
+            return Snapshot(params, noisy.gradient(params, noise, data), draws)
 
         def loss_at_snapshot(draws, params, eps, example):
             if kept is None:
@@ -124,15 +121,14 @@ def svrg(
                 lambda: snapshot_at(snapshot_key, params, batch.data),
                 lambda: state.snapshot,
             )
-            theta = snapshot.params
+            theta, full, draws = snapshot
 
             def linearised(params, eps, example):
                 moved = jax.tree.map(jnp.subtract, params, theta)
-                at = partial(loss_at_snapshot, snapshot.held, eps=eps, example=example)
+                at = partial(loss_at_snapshot, draws, eps=eps, example=example)
                 return jax.jvp(at, (theta,), (moved,))[1]
 
-            mean = partial(linear, snapshot.full, origin=theta)
-            quieter = minus(objective, linearised, mean)
+            quieter = minus(objective, linearised, partial(linear, full, origin=theta))
             found = inside.estimate(inner_key, quieter, params, batch, state.inner)
             return found._replace(state=Svrg(snapshot, state.step + 1, found.state))
 

@@ -30,16 +30,16 @@ def minus(
 ) -> Objective:
     """The objective with a term subtracted from every loss, and a noise-free part added."""
 
+    parts = [part for part in (objective.regulariser, regulariser) if part is not None]
+
     def both(params):
-        parts = [part for part in (objective.regulariser, regulariser) if part is not None]
         return jnp.asarray(sum(part(params) for part in parts))
 
-    noise_free = objective.regulariser is not None or regulariser is not None
     return Objective(
         loss=lambda params, eps, y: objective.loss(params, eps, y) - term(params, eps, y),
         noise=objective.noise,
         num_data=objective.num_data,
-        regulariser=both if noise_free else None,
+        regulariser=both if parts else None,
         variational=objective.variational,
     )
 

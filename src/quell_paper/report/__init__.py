@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from quell.experiments.timing import versions
+from quell.diagnostics.records import versions
 from quell.plotting._style import rendered
 from quell_paper import store
 from quell_paper.claims import judge

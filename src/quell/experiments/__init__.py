@@ -1,1 +1,0 @@
-"""Benchmarks of the library, and the field of estimators that the commands compare."""
