@@ -63,10 +63,9 @@ def ensemble(
         raise invalid(
             "others", expected="at least one", got="none", advice="Add an estimator to combine."
         )
-    check_estimator("base", base)
-    for other in others:
-        check_estimator("others", other)
     members = (base, *others)
+    for member in members:
+        check_estimator("base" if member is base else "others", member)
     name = f"ensemble({', '.join(member.name for member in members)})"
 
     def start_members(*problem):

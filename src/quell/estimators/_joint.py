@@ -54,9 +54,9 @@ def joint(inner: Estimator | None = None, *, quadratic: MakeQuadratic = second_o
     inner = inner_or_plain(inner)
 
     def start(key, objective: Objective, params, data) -> Started:
-        structure = structure_of(objective, "joint")
-        check_data(objective.num_data, data)
-        family, N = structure.family, objective.num_data
+        structure, N = structure_of(objective, "joint"), objective.num_data
+        family = structure.family
+        check_data(N, data)
         inside = inner.start(key, objective, params, data)
         entry = _first_equal(data)
         shares = jnp.asarray(np.bincount(entry, minlength=N))
@@ -112,9 +112,7 @@ def _position(examples: PyTree[Array], example: PyTree[Array]) -> Int[Array, ""]
     A loss sees one example and not its index. Equal rows share an entry of the table, so the first
     row of the batch that equals the example leads to the right entry.
     """
-    same = jax.tree.map(
-        lambda all, one: (all == one).reshape(len(all), -1).all(1), examples, example
-    )
+    same = jax.tree.map(lambda ys, y: (ys == y).reshape(len(ys), -1).all(1), examples, example)
     return jnp.argmax(jnp.stack(jax.tree.leaves(same)).all(0))
 
 

@@ -59,9 +59,8 @@ def svrg(
 
     R. Johnson and T. Zhang, "Accelerating stochastic gradient descent using predictive variance
     reduction", 2013. The snapshot is refreshed inside compiled code; `inner` learns from the rest.
-    When runs are batched by `jax.vmap` every step pays for a full pass. The linearisation is that
-    of the objective `svrg` is started with, whatever an outer estimator makes of it: put `svrg`
-    outermost, where nothing else has been subtracted yet.
+    When runs are batched by `jax.vmap` every step pays for a full pass. An outer estimator that
+    changes the objective does not change the linearisation, so put `svrg` outermost.
 
     By default the draws at the snapshot are the batch's own: at its snapshot the estimate has no
     variance at all. In what sense it is biased: the mean over the data is itself estimated, from
