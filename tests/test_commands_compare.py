@@ -84,8 +84,9 @@ def test_every_model_of_the_command_exists():
 @pytest.mark.slow
 def test_bench_prints_tables_and_json(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(bench, "STEPS", 20)
-    assert main(["bench", "--only", "loop", "--rounds", "2", "--out", str(tmp_path)]) == 0
-    assert "bare lax.scan" in capsys.readouterr().out
-    rows = json.loads((tmp_path / "bench.json").read_text())["loop"]["rows"]
-    assert [row["loop"] for row in rows] == ["quell.fit", "bare lax.scan"]
+    monkeypatch.setattr(bench, "SIZES", (20, 40))
+    assert main(["bench", "--only", "growth", "--rounds", "2", "--out", str(tmp_path)]) == 0
+    assert "N = 40" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "bench.json").read_text())["growth"]["rows"]
+    assert [row["data"] for row in rows] == ["N = 20", "N = 40"]
     assert all(row["µs per step, median"] >= row["least"] > 0 for row in rows)

@@ -12,13 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
 from jaxtyping import Array, PyTree
 
 from quell._tree import take
 from quell.commands.catalogue import Problem, problem
 from quell.commands.catalogue import estimators as catalogue
-from quell.datasets._shipped import titanic
 from quell.diagnostics.records import save_json, table, versions
 from quell.diagnostics.timing import in_turns, stepper
 from quell.estimators._types import Estimator
@@ -28,9 +26,10 @@ from quell.training.fit import fit
 from quell.training.hooks import callback, silent
 
 NAME = "bench"
-HELP = "time the training loop and every estimator, side by side, and as data and batches grow"
+HELP = "time a step of every estimator, side by side, and as data and batches grow"
 BATCH = 10
 STEPS = 10_000
+SIZES = (10**3, 10**5, 10**7)
 OPTIMIZER = optax.adam(1e-2)
 KEY = jax.random.key(0)
 
@@ -147,17 +146,6 @@ def turn_of_estimator(given: Problem, estimator: Estimator, batch_size: int) -> 
     return turn_of(run, loop.length)
 
 
-def loop(rounds: int) -> Section:
-    """The training loop against the same step written by hand."""
-    data = titanic().data
-    turns = {
-        "quell.fit": turn_of_fit(logistic_regression(4), data, STEPS),
-        "bare lax.scan": turn_of(bare_scan(data, STEPS), STEPS),
-    }
-    title = f"Plain logistic regression step, titanic, batch {BATCH}"
-    return compared(title, "loop", turns, "quell.fit", rounds=rounds)
-
-
 def estimators(rounds: int) -> Section:
     """A step of every estimator in a compiled loop, and plain steps dispatched one by one."""
     given = problem("logistic")
@@ -177,9 +165,8 @@ def growth(rounds: int) -> Section:
         x = np.random.default_rng(0).standard_normal((N, 4), dtype=np.float32)
         return {"x": jnp.asarray(x), "y": jnp.asarray(x[:, 0] > 0, jnp.float32)}
 
-    model, sizes = logistic_regression(4), (10**3, 10**5, 10**7)
-    turns = {f"N = {N}": turn_of_fit(model, rows(N), STEPS) for N in sizes}
-    return compared("Growth with N", "data", turns, f"N = {sizes[0]}", rounds=rounds)
+    turns = {f"N = {N}": turn_of_fit(logistic_regression(4), rows(N), STEPS) for N in SIZES}
+    return compared("Growth with N", "data", turns, f"N = {SIZES[0]}", rounds=rounds)
 
 
 def batch_growth(rounds: int) -> Section:
@@ -196,7 +183,6 @@ def batch_growth(rounds: int) -> Section:
 
 
 SECTIONS: dict[str, Callable[[int], Section]] = {
-    "loop": loop,
     "estimators": estimators,
     "growth": growth,
     "batch-growth": batch_growth,
@@ -226,41 +212,6 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         save_json(args.out / "bench.json", document)
     return 0
-
-
-def bare_scan(data: PyTree[Array], num_steps: int) -> Callable[[], PyTree[Array]]:
-    """A function that runs the plain logistic regression step, written by hand in one scan."""
-    N, d = data["x"].shape
-    rows, columns = np.tril_indices(d)
-
-    def loss(params, eps, batch):
-        L = jnp.zeros((d, d)).at[rows, columns].set(params["scale"])
-        L = jnp.where(jnp.eye(d, dtype=bool), jnp.exp(L), L)
-        logits = jnp.sum(batch["x"] * (params["mean"] + eps @ L.T), -1)
-        likelihood = jnp.mean(batch["y"] * logits - jax.nn.softplus(logits))
-        log_det = params["scale"][rows == columns].sum()
-        kl = 0.5 * (jnp.sum(L**2) + jnp.sum(params["mean"] ** 2) - d) - log_det
-        return kl - N * likelihood
-
-    @jax.jit
-    def run(key, data):
-        index_key, noise_key = jax.random.split(key)
-        indices = jax.random.randint(index_key, (num_steps, BATCH), 0, N)
-
-        def step(carry, this):
-            params, state = carry
-            index, key = this
-            batch = jax.tree.map(lambda leaf: leaf[index], data)
-            eps = jax.random.normal(key, (BATCH, d))
-            value, gradient = jax.value_and_grad(loss)(params, eps, batch)
-            updates, state = OPTIMIZER.update(gradient, state, params)
-            return (optax.apply_updates(params, updates), state), value
-
-        params = {"mean": jnp.zeros(d), "scale": jnp.zeros(len(rows))}
-        carry = (params, OPTIMIZER.init(params))
-        return lax.scan(step, carry, (indices, jax.random.split(noise_key, num_steps)))
-
-    return lambda: run(KEY, data)
 
 
 def _dispatched(given: Problem, steps: int) -> Callable[[], Any]:

@@ -18,7 +18,6 @@ from quell.contexts import Select, adaptive, as_matrix, standardised
 from quell.datasets._csv import classification, from_csv, regression
 from quell.datasets._dataset import Dataset
 from quell.datasets._load import load
-from quell.datasets._shipped import airfoil, titanic
 from quell.estimators._closed_form import affordable_basis, closed_form
 from quell.estimators._controlled import controlled
 from quell.estimators._ensemble import ensemble
@@ -117,9 +116,6 @@ def problem(model: str, data: str | None = None, target: str | None = None) -> P
 
 
 def _load(name: str, target: str | None, task: Any) -> Dataset:
-    shipped = {"titanic": titanic, "airfoil": airfoil}
-    if name in shipped:
-        return shipped[name]()
     if not name.endswith(".csv"):
         return load(name)
     if target is None:
