@@ -53,9 +53,7 @@ def test_at_most_30_names_at_the_top_and_75_in_all():
 FUNCTIONS = [(n, f) for n, f in everything().values() if inspect.isfunction(f)]
 
 
-@pytest.mark.parametrize(
-    ("name", "function"), functions(), ids=lambda x: x if isinstance(x, str) else ""
-)
+@pytest.mark.parametrize(("name", "function"), FUNCTIONS, ids=[name for name, _ in FUNCTIONS])
 def test_functions_of_a_problem_take_the_four_in_order_and_factories_none(name, function):
     names = list(inspect.signature(function).parameters)
     exempt = {"reshuffle", "with_replacement", "variance_ratio", "deep_gp"}
@@ -79,9 +77,7 @@ def own_classes(annotation) -> set[type]:
     return {c for c in found if getattr(c, "__module__", "").startswith("quell")}
 
 
-@pytest.mark.parametrize(
-    ("name", "function"), functions(), ids=lambda x: x if isinstance(x, str) else ""
-)
+@pytest.mark.parametrize(("name", "function"), FUNCTIONS, ids=[name for name, _ in FUNCTIONS])
 def test_every_type_of_a_public_signature_can_be_imported(name, function):
     importable = {getattr(types, n) for n in dir(types) if not n.startswith("_")}
     importable |= {thing for _, thing in everything().values() if inspect.isclass(thing)}
