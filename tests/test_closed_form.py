@@ -12,7 +12,7 @@ from conformance import controlled_gradient, problem, take, train
 import quell
 from quell import bases, coefficients, criteria, estimators
 from quell import noise as noises
-from quell.coefficients._least_squares import _inverse
+from quell.coefficients._least_squares import _solve_halves
 from quell.contexts import (
     adaptive,
     as_matrix,
@@ -33,9 +33,11 @@ def positive_definite(size):
 
 
 @pytest.mark.parametrize("size", [1, 5, 32, 33, 100])
-def test_the_inverse_by_halves_is_numpys(x64, size):
+def test_the_solution_by_halves_is_numpys(x64, size):
     A = positive_definite(size)
-    np.testing.assert_allclose(_inverse(jnp.asarray(A)), np.linalg.inv(A), rtol=1e-7, atol=1e-12)
+    R = np.random.default_rng(1).standard_normal((size, 3))
+    found = _solve_halves(jnp.asarray(A), jnp.asarray(R))
+    np.testing.assert_allclose(found, np.linalg.solve(A, R), rtol=1e-7, atol=1e-12)
 
 
 def control_of(key, objective, params, data, *, basis=None, points=True, **kwargs):

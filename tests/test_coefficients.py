@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from _exact import SAME32, SAME64, max_error
-from conformance import evidence_of, paper_network
+from conformance import evidence_of, paper_network, problem
 
 import quell
 from quell import coefficients, contexts, criteria
@@ -132,6 +132,31 @@ def test_the_default_network_is_safe_from_the_start_and_learns(key):
     ]
     assert max(remaining) < 1.05
     assert max(remaining[-4:]) < 0.2
+
+
+@pytest.mark.parametrize(
+    "column",
+    [None, lambda x: 1e6 * (1 + x), lambda x: 1990 + jnp.round(10 * x)],
+    ids=["as it is", "millions", "years"],
+)
+def test_the_default_network_is_never_noisier_than_plain_draws(key, column):
+    """At every tenth of a run, whatever the scale of the user's columns."""
+    objective, params, data = problem(key, dim=4, num_data=500)
+    if column is not None:
+        data = {**data, "extra": column(data["x"][:, 0])}
+    ratio = quell.variance_ratio(objective, data, batch_size=10, gradients=200)
+    fit = quell.fit(
+        key,
+        objective,
+        params,
+        data,
+        optax.adam(1e-2),
+        num_steps=1000,
+        batch_size=10,
+        estimator=quell.controlled(quell.recognition_network((32, 32), optax.adam(1e-2))),
+        hooks=[quell.monitor(ratio=ratio, every=50), quell.silent],
+    )
+    assert fit.history["ratio"][::50].max() < 1.05
 
 
 def test_pure_noise_is_not_corrected(key):

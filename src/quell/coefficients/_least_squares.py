@@ -161,10 +161,10 @@ def least_squares(
         return phi @ state.theta[: phi.shape[-1]]
 
     def learn(state, criterion, evidence):
-        evidence = _first_examples(criterion, evidence, examples)
-        seen = evidence.params, evidence.batch
-        h = context_features(state, *seen, evidence.w.shape[0])
-        x, g = _regressors(criterion, evidence, h, intercept(state, *seen))
+        # Of the whole batch, as in the correction, so that the compiler computes them once.
+        h = context_features(state, evidence.params, evidence.batch, evidence.w.shape[0])
+        h_points = intercept(state, evidence.params, evidence.batch)
+        x, g = _regressors(criterion, evidence, h, h_points, examples)
         block = _add(state.block, x, g, evidence.finite)
         step = state.step + evidence.finite
         period = jnp.where(step <= 16 * every, every, _SLOWER * every)
@@ -212,29 +212,19 @@ def _mean(points: Context, fitted, params, data) -> Float[Array, " H2"]:
     return mean_over(lambda batch: points.apply(fitted, params, batch), data)
 
 
-def _first_examples(criterion: Criterion, evidence: Evidence, count: int) -> Evidence:
-    """The evidence of the first examples, if the criterion learns from gradients of examples."""
-    if not criterion.per_example or evidence.per_example is None:
-        return evidence
-    R = min(count, evidence.per_example.shape[0])
-    return evidence._replace(
-        w=evidence.w[:R],
-        batch=jax.tree.map(lambda y: y[:R], evidence.batch),
-        per_example=evidence.per_example[:R],
-    )
-
-
 def _regressors(
     criterion: Criterion,
     evidence: Evidence,
     h: Float[Array, "B H"],
     intercept: Float[Array, "B H2"],
+    examples: int,
 ) -> tuple[Float[Array, "R F"], Float[Array, "R P"]]:
-    """Regressors [w ⊗ h, h'] and gradients: of the first R examples, or of the batch as one row."""
+    """Regressors [w ⊗ h, h'] and gradients: of the first examples, or of the batch as one row."""
     w, g = evidence.w, evidence.per_example
     if criterion.per_example and g is not None:
-        R = g.shape[0]
-        return jnp.concatenate([example_features(w[:R], h[:R]), intercept[:R]], axis=1), g
+        R = min(examples, g.shape[0])
+        x = jnp.concatenate([example_features(w[:R], h[:R]), intercept[:R]], axis=1)
+        return x, g[:R]
     return jnp.concatenate([mean_features(w, h), intercept.mean(0)])[None], evidence.total[None]
 
 
@@ -260,26 +250,26 @@ def _solve(A: Float[Array, "J F F"], R: Float[Array, "J F P"], ridges) -> Float[
     size = jnp.trace(A, axis1=-2, axis2=-1) / F + jnp.finfo(dtype).tiny
     ridge = jnp.asarray(ridges, dtype)[:, None, None, None] * size[:, None, None]
     systems = (A + ridge * jnp.eye(F, dtype=dtype)).reshape(-1, F, F)
-    theta = jax.vmap(_inverse)(systems) @ jnp.tile(R, (len(ridges), 1, 1))
+    theta = jax.vmap(_solve_halves)(systems, jnp.tile(R, (len(ridges), 1, 1)))
     solved = jnp.isfinite(theta).all((1, 2), keepdims=True)
     return jnp.where(solved, theta, 0)
 
 
-def _inverse(A: Float[Array, "F F"]) -> Float[Array, "F F"]:
-    """A⁻¹ for a positive definite A, by halves: Cholesky factors of small blocks, then products.
+def _solve_halves(A: Float[Array, "F F"], R: Float[Array, "F P"]) -> Float[Array, "F P"]:
+    """A⁻¹R for a positive definite A, by halves down to blocks that one thread factorises.
 
     LAPACK shares larger blocks between threads, which wait for each other on a busy machine: a
     factorisation every few steps of a compiled loop then takes milliseconds.
     """
     F = A.shape[0]
     if F <= _SMALL:
-        return cho_solve((jnp.linalg.cholesky(A), True), jnp.eye(F, dtype=A.dtype))
+        return cho_solve((jnp.linalg.cholesky(A), True), jnp.eye(F, dtype=A.dtype)) @ R
     half = F // 2
-    top = _inverse(A[:half, :half])
-    across = A[half:, :half] @ top
-    bottom = _inverse(A[half:, half:] - across @ A[:half, half:])
-    corner = -bottom @ across
-    return jnp.block([[top - across.T @ corner, corner.T], [corner, bottom]])
+    below = A[half:, :half]
+    both = _solve_halves(A[:half, :half], jnp.concatenate([below.T, R[:half]], axis=1))
+    across, top = both[:, : F - half], both[:, F - half :]
+    bottom = _solve_halves(A[half:, half:] - below @ across, R[half:] - below @ top)
+    return jnp.concatenate([top - across @ bottom, bottom])
 
 
 def _judge(theta: Float[Array, "C F P"], block: Sums, one: int, leaves: tuple[int, ...]) -> Scores:
