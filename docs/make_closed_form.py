@@ -37,10 +37,7 @@ def safety(name: str, num_steps: int) -> dict:
     """The variance against that of the same pairs without control, every few steps."""
     model, data, gradients = PROBLEMS[name]
     given, key = problem(model, data), jax.random.key(0)
-    ratio = quell.variance_ratio(
-        given.objective, given.data,
-        batch_size=10, gradients=gradients, against=quell.antithetic(),
-    )  # fmt: skip
+    ratio = quell.variance_ratio(gradients=gradients, against=quell.antithetic())
     seen = quell.fit(
         key, given.objective, given.init(key), given.data, ADAM, num_steps=num_steps,
         batch_size=10, estimator=estimators(given)["closed-form"],

@@ -144,7 +144,7 @@ def test_the_default_network_is_never_noisier_than_plain_draws(key, column):
     objective, params, data = problem(key, dim=4, num_data=500)
     if column is not None:
         data = {**data, "extra": column(data["x"][:, 0])}
-    ratio = quell.variance_ratio(objective, data, batch_size=10, gradients=200)
+    ratio = quell.variance_ratio(gradients=200)
     fit = quell.fit(
         key,
         objective,

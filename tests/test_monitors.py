@@ -13,7 +13,7 @@ def test_the_variance_ratio_of_four_draws_is_a_quarter(key):
     """All points are alike, so that only the draws make noise."""
     objective = quell.Objective(lambda p, e, y: ((p + e) ** 2).sum(), quell.normal(2), 20)
     data = {"y": jnp.zeros((20, 1))}
-    ratio = variance_ratio(objective, data, batch_size=5, gradients=400)
+    ratio = variance_ratio(gradients=400)
     seen = quell.fit(
         key, objective, jnp.ones(2), data, optax.sgd(1e-4), num_steps=11, batch_size=5,
         estimator=quell.monte_carlo(4), hooks=[quell.monitor(ratio=ratio, every=10)],
@@ -23,6 +23,5 @@ def test_the_variance_ratio_of_four_draws_is_a_quarter(key):
 
 
 def test_only_draws_are_compared_with():
-    objective = quell.Objective(lambda p, e, y: p * e.sum() * y, quell.normal(2), 4)
     with pytest.raises(ValueError, match="against: expected draws alone"):
-        variance_ratio(objective, jnp.ones(4), batch_size=2, against=quell.closed_form())
+        variance_ratio(against=quell.closed_form())

@@ -1,4 +1,4 @@
-"""The compiled part of the training loop: start, and take some steps."""
+"""The compiled part of the training loop: it starts a run and takes some steps."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from quell.training.batches import Batches
 
 
 class RunKeys(NamedTuple):
-    """The keys of one run, split once from the user's.
+    """The keys of one run, split once from the user's key.
 
     Attributes:
       params: draws the initial parameters.
@@ -35,7 +35,7 @@ class RunKeys(NamedTuple):
 
 @jax.jit
 def run_keys(key: Key[Array, "*seeds"]) -> RunKeys:
-    """The keys of a run, or of each of several."""
+    """The keys of a run, or of each of several runs."""
     split = (
         jax.random.split(key, 5) if key.ndim == 0 else jax.vmap(jax.random.split, (0, None))(key, 5)
     )
@@ -43,7 +43,7 @@ def run_keys(key: Key[Array, "*seeds"]) -> RunKeys:
 
 
 def start_key(key: Key[Array, "*seeds"]) -> Key[Array, ""]:
-    """The key with which an estimator is started, one for all seeds and apart from `run_keys`."""
+    """The key that starts the estimator, the same for all seeds and apart from `run_keys`."""
     return jax.random.fold_in(key[0] if key.ndim else key, len(RunKeys._fields))
 
 
@@ -62,16 +62,17 @@ class Carried(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step as a monitor sees it: before the parameters are updated.
+    """One step as a monitor sees the step: before the parameters are updated.
 
     Attributes:
-      key: a key of the step's own, for whatever the monitor draws.
+      key: a key of this step, for all draws of the monitor.
       step: the number of steps taken before.
       params: θ.
       batch: the mini-batch, a `Batch`.
       value: the estimate of the objective.
       gradient: the estimate of its gradient.
-      estimator_state: the state that the estimate was made with.
+      estimator_state: the state with which the estimate was made.
+      objective: L.
       estimate: `estimate(key, params, batch, state)`, the estimator of the run.
     """
 
@@ -82,6 +83,7 @@ class Step(NamedTuple):
     value: Float[Array, ""]
     gradient: PyTree[Array]
     estimator_state: PyTree[Array]
+    objective: Objective
     estimate: Callable[[Key[Array, ""], PyTree[Array], Batch, PyTree[Array]], Estimate]
 
 
@@ -89,11 +91,11 @@ class Loop(NamedTuple):
     """A compiled training loop.
 
     Attributes:
-      start: `start(keys, params)`, the arrays that the first step is given.
-      advance: `advance(keys, carried, data, step, steps)`, the arrays after the next
-        `steps ≤ length` steps, and a table `[length, columns]` of which the steps fill the first
-        rows. It consumes `carried`. One compilation serves every `step` and `steps`, and rows do
-        not depend on how a run is cut into calls.
+      start: `start(keys, params)` gives the arrays for the first step.
+      advance: `advance(keys, carried, data, step, steps)` gives the arrays after the next
+        `steps ≤ length` steps, and a table `[length, columns]` whose first rows the steps fill. The
+        call consumes `carried`. One compilation serves every `step` and `steps`, and rows do not
+        depend on how a run is cut into calls.
       length: the most steps of one call.
       columns: the name of each column of the table: "objective", "gradient_norm",
         "correction_norm" and the monitors' names.
@@ -116,13 +118,13 @@ def compiled_loop(
     length: int,
     seeds: bool = False,
 ) -> Loop:
-    """The loop of one configuration, compiled when it is first called.
+    """The loop of one configuration, compiled at its first call.
 
     Args:
       started: the gradient estimator.
       monitors: hooks with `functions`, pairs of a name and a function of a `Step`, and `every`.
       length: the most steps of one call.
-      seeds: whether keys and the arrays that are carried have a leading axis, one run for each.
+      seeds: whether keys and carried arrays have a leading axis, with one run for each entry.
     """
     optimizer = optax.with_extra_args_support(optimizer)
     names = [name for hook in monitors for name, _ in hook.functions]
@@ -130,6 +132,7 @@ def compiled_loop(
 
     def start(keys: RunKeys, params):
         state = started.init(keys.init, params)
+        # Weak types become strong after a step, which would compile the loop a second time.
         return strongly_typed(Carried(params, optimizer.init(params), state))
 
     def estimate(key, params, batch, state):
@@ -142,7 +145,7 @@ def compiled_loop(
         def skip():
             return [jnp.asarray(jnp.nan, float) for _ in hook.functions]
 
-        return lax.cond(seen.step % hook.every == 0, ask, skip)
+        return lax.cond(seen.step % hook.every == 0, ask, skip)  # costs nothing in between
 
     def one_step(key, monitor_key, step, carried: Carried, batch: Batch):
         params, optimizer_state, state = carried
@@ -151,7 +154,7 @@ def compiled_loop(
         row = [value, optax.tree.norm(gradient), correction_norm]
         if monitors:
             own_key = jax.random.fold_in(monitor_key, step)
-            seen = Step(own_key, step, params, batch, value, gradient, state, estimate)
+            seen = Step(own_key, step, params, batch, value, gradient, state, objective, estimate)
             row += [entry for hook in monitors for entry in watch(hook, seen)]
         new_params = optax.apply_updates(params, updates)
         row = jnp.stack([jnp.asarray(entry, float) for entry in row])
@@ -160,7 +163,7 @@ def compiled_loop(
     def advance(keys: RunKeys, carried, data, step, steps):
         indices = batches(keys.batches, step, length, objective.num_data, batch_size)
         step_keys = jax.vmap(jax.random.fold_in, (None, 0))(keys.steps, step + jnp.arange(length))
-        # One gather for all steps: its cache misses overlap, which they would not one step a time.
+        # One gather for all steps: its cache misses overlap, unlike those of a gather per step.
         gathered = take(data, indices)
 
         def body(i, state):
@@ -170,9 +173,11 @@ def compiled_loop(
             return carried, table.at[i].set(row, mode="promise_in_bounds")
 
         table = jnp.zeros((length, len(columns)), float)
+        # A traced count: one compilation for every chunk, short ones included.
         return lax.fori_loop(0, steps, body, (carried, table))
 
     if seeds:
         start = jax.vmap(start)
         advance = jax.vmap(advance, (0, 0, None, None, None))
+    # Donated buffers are written in place: states may be as large as tables over the data.
     return Loop(jax.jit(start), jax.jit(advance, donate_argnums=1), length, columns)
