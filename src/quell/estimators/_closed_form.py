@@ -1,4 +1,4 @@
-"""The closed form: paired draws, and least-squares control of the noise that they leave."""
+"""The closed form: paired draws, and least-squares control of the noise that remains."""
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +21,11 @@ from quell.noise import Noise
 from quell.objective import Objective
 from quell.training.short import short_training
 
-_SAMPLE = 256  # examples that the choice of leaves looks at
-_SHARE = 0.95  # of the variance that the chosen leaves carry
-_ADAM, _WARM_UP, _EXAMPLES = optax.adam(1e-2), 300, 10  # the short training before that
-_FUNCTIONS = 16  # the most functions of the noise that pay,
-_PRODUCTS = 256  # and the most products of them with the context
+_SAMPLE = 256  # examples on which the choice of leaves is based
+_SHARE = 0.95  # share of the variance that the chosen leaves carry
+_ADAM, _WARM_UP, _EXAMPLES = optax.adam(1e-2), 300, 10  # the short training before the choice
+_FUNCTIONS = 16  # with more functions of the noise, a step costs more than the control saves;
+_PRODUCTS = 256  # the same holds for their products with the context
 
 
 def closed_form(
@@ -36,16 +36,16 @@ def closed_form(
     leaves: _tree.Leaves = None,
     examples: int = 10,
 ) -> Estimator:
-    """Control of both noises, the draws and the choice of points, with no learning rate.
+    """Control the noise of the draws and of the choice of points, without a learning rate.
 
     Every choice that is left open is fitted to the problem when the estimator is started. The
-    gradient stays unbiased, and is never noisier than its own draws by more than rounding.
+    gradient stays unbiased, and it is never noisier than its own draws by more than rounding.
 
     Args:
       sampling: how the draws are made; by default `antithetic()` if the noise has mirror images,
         otherwise `monte_carlo()`.
-      basis: functions of the noise; by default those that the sampling does not cancel and a step
-        can afford: even products of Gaussian noise under pairs, linear under single draws.
+      basis: functions of the noise; by default the functions that the sampling does not cancel, if
+        they are few: even products of Gaussian noise under pairs, linear under single draws.
       coefficients: `coefficients.least_squares()` by default.
       leaves: the leaves to control; by default the fewest parameters, by whole leaves, that carry
         95 % of the variance after a short training.
@@ -62,10 +62,10 @@ def closed_form(
         draws = check_sampling("sampling", inner)
         measure_key, fit_key = jax.random.split(key)
         chosen, functions = leaves, basis
-        if chosen is None:
+        if chosen is None:  # with another key: the choice and the fit stay independent
             chosen = noisy_leaves(measure_key, objective, params, data, draws)
         if functions is None:
-            width = jax.eval_shape(as_matrix, data).shape[1]
+            width = jax.eval_shape(as_matrix, data).shape[1]  # a shape alone
             functions = affordable_basis(objective.noise, draws, width)
         parts = (model, functions, partial_gradients, chosen, apply_then_learn, True)
         return started_controlled(fit_key, objective, params, data, draws, *parts, examples)
@@ -79,7 +79,7 @@ def affordable_basis(noise: Noise, sampling: Sampling, width: int) -> bases.Basi
     Each function is multiplied with a context of the given width and a one.
     """
     D = noise.size
-    functions = D * (D + 1) // 2 if sampling.balanced else D
+    functions = D * (D + 1) // 2 if sampling.balanced else D  # pairs cancel the odd functions
     few = 0 < functions <= min(_FUNCTIONS, _PRODUCTS // (width + 1))
     if not few or (sampling.balanced and noise.name != "normal"):
         return bases.no_basis()
@@ -96,9 +96,8 @@ def noisy_leaves(
     """The fewest parameters, by whole leaves, that carry nearly all of the variance.
 
     A short training comes first (300 steps of Adam on plain gradients), since leaves that are quiet
-    in the beginning need not stay so. At its end the gradients of 256 examples are measured. A
-    leaf's variance per parameter is its worth against its cost, and leaves are taken in that order
-    until they carry 95 % of the variance.
+    in the beginning need not stay quiet. At its end the gradients of 256 examples are measured. The
+    variance per parameter of a leaf is its worth against its cost; leaves are taken in this order.
     """
     train_key, pick_key, draw_key = jax.random.split(key, 3)
     later = short_training(
@@ -111,7 +110,7 @@ def noisy_leaves(
         num_steps=_WARM_UP,
         batch_size=min(_EXAMPLES, batch_size(data)),
     ).params
-    params = _tree.where(_tree.all_finite(later), later, params)
+    params = _tree.where(_tree.all_finite(later), later, params)  # a diverged run tells nothing
     indices = jax.random.randint(pick_key, (_SAMPLE,), 0, batch_size(data))
     batch = _tree.take(data, indices)
 
@@ -124,7 +123,7 @@ def noisy_leaves(
     found, treedef = jax.tree.flatten(densities(params, batch))
     density = np.asarray(found, float)
     size = np.array([jnp.size(leaf) for leaf in jax.tree.leaves(params)])
-    order = np.argsort(-density)
+    order = np.argsort(-density)  # most variance per parameter first
     carried = np.cumsum((density * size)[order])
     enough = int(np.searchsorted(carried, _SHARE * carried[-1])) + 1
     return treedef.unflatten([bool(i in order[:enough]) for i in range(len(order))])

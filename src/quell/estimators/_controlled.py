@@ -1,4 +1,4 @@
-"""A control variate as an estimator: its draws, its gradient, and the correction subtracted."""
+"""A control variate as an estimator: it draws, differentiates and subtracts the correction."""
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +78,7 @@ def started_controlled(
 
     def estimate(key, objective, params, batch: Batch, state) -> Estimate:
         noise = draws.draw(key, objective, batch_size(batch.examples))
-        if criterion.per_example:
+        if criterion.per_example:  # gradients of examples cost more than their sum
             value, gradient, per_example = objective.value_gradient_and_examples(
                 params, noise, batch.examples, leaves=leaves, first=examples
             )

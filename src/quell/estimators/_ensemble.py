@@ -1,4 +1,4 @@
-"""Ensembles: the difference of two unbiased estimates has mean zero, so it is a variate.
+"""Ensembles: the difference of two unbiased estimates has mean zero, so it is a control variate.
 
 G̃ = G₀ − Σᵢ aᵢ cᵢ,  cᵢ = G₀ − Gᵢ,  a = (A + λD)⁻¹ (r + λD a₀),  A = mean of cc', r = mean of cG₀
 """
@@ -23,11 +23,11 @@ class Weighted(NamedTuple):
     """State of an ensemble of k + 1 members.
 
     Attributes:
-      members: the state of each.
-      mean: of the first member's gradient, a sum with forgetting; a pytree like params.
-      gram: A, of the variates with each other, one `[G, k, k]` for each block of the pooling.
-      cross: r, of the variates with the centred gradient, one `[G, k]` for each block.
-      weight: of the sums, `[]`.
+      members: the state of each member.
+      mean: running sum of the first member's gradient, with forgetting; a pytree like params.
+      gram: A, products of the variates with each other, `[G, k, k]` for each block of the pooling.
+      cross: r, products of the variates with the centred gradient, `[G, k]` for each block.
+      weight: the weight of these sums, `[]`.
     """
 
     members: tuple[PyTree[Array], ...]
@@ -44,7 +44,7 @@ def ensemble(
     decay: float = 0.99,
     ridge: float = 1.0,
 ) -> Estimator:
-    """Any estimators of one gradient, combined by the regularised empirical optimum.
+    """Combine estimators of the same gradient by the regularised empirical optimum.
 
     T. Geffner and J. Domke, "Using large ensembles of control variates for variational inference",
     2018. All members are given the same key, so that members with the same sampling see the same
@@ -94,17 +94,17 @@ def without_term(
       change: a change of the objective before the term is subtracted.
     """
 
-    def less(original, objective):
+    def reduced(original, objective):
         return minus(change(original, objective), term_of(objective))
 
     def start_members(key, objective, params, data):
         started = inner.start(key, objective, params, data)
-        return [given(started, objective, change), given(started, objective, less)]
+        return [given(started, objective, change), given(started, objective, reduced)]
 
     if pooling is None:
-        return changed(name, inner, less)
-    # The variate is the difference of two estimates, rather than an estimate of the term alone:
-    # whatever `inner` itself subtracts cancels in it. The compiler shares the common part.
+        return changed(name, inner, reduced)  # a = 1 needs one estimate, not two
+    # The variate is the difference of two estimates rather than an estimate of the term alone, so
+    # that all corrections by `inner` cancel in it. The compiler shares the common part.
     return _weighted(name, start_members, pooling, prior, decay, ridge=1.0)
 
 
@@ -116,7 +116,7 @@ def _weighted(
     decay: float,
     ridge: float,
 ) -> Estimator:
-    """G₀ − Σᵢ aᵢ cᵢ with cᵢ = G₀ − Gᵢ; the coefficients start at `prior`."""
+    """The estimator G₀ − Σᵢ aᵢ cᵢ with cᵢ = G₀ − Gᵢ, whose coefficients start at `prior`."""
     check_decay(decay)
     check_positive("ridge", ridge, 1.0)
 
@@ -136,14 +136,14 @@ def _weighted(
             )
 
         def estimate(key, objective, params, batch, state: Weighted) -> Estimate:
-            found = [
+            found = [  # one key for all members: the noise they share cancels in the differences
                 member.estimate(key, objective, params, batch, inside)
                 for member, inside in zip(members, state.members)
             ]
             base = found[0]
             variates = jax.tree.map(_differences, *(each.gradient for each in found))
             blocks = pooling.split(jax.tree.leaves(variates))
-            taken = [
+            taken = [  # coefficients from past steps: this draw in them would bias the estimate
                 (_coefficients(A, r, state.weight, prior, ridge)[..., None] * c).sum(1)
                 for A, r, c in zip(state.gram, state.cross, blocks)
             ]
@@ -160,18 +160,18 @@ def _weighted(
 
 
 def _differences(g: Array, *others: Array) -> Float[Array, "k ..."]:
-    """c = G₀ − Gᵢ; zero if it is rounding alone, whose best coefficient would be huge."""
-    c = g - jnp.stack(others)
+    """The variates c = G₀ − Gᵢ; rounding errors become zero, since their coefficient is huge."""
+    c = g - jnp.stack(others)  # equal members may still differ: sums in another order
     rounding = jnp.finfo(g.dtype).eps ** (2 / 3) * jnp.abs(g).max(initial=0)
     return jnp.where(jnp.abs(c) <= rounding, 0, c)
 
 
 def _coefficients(A, r, weight, prior, ridge) -> Float[Array, "G k"]:
-    """a = a₀ + (A + λD)⁻¹ (r − A a₀), D the diagonal of A per step; a₀ without evidence."""
+    """The weights a = a₀ + (A + λD)⁻¹ (r − A a₀), with D the diagonal of A per step."""
     size = jnp.diagonal(A, axis1=-2, axis2=-1)
-    pull = ridge * jnp.where(size > 0, size, 1) / jnp.maximum(weight, 1)
+    pull = ridge * jnp.where(size > 0, size, 1) / jnp.maximum(weight, 1)  # 1 avoids 0 / 0
     excess = r - prior * A.sum(-1)
-    if A.shape[-1] == 1:
+    if A.shape[-1] == 1:  # `per_entry` has a system for each parameter: divide instead of solve
         return prior + excess / (size + pull)
     damped = A + pull[..., None] * jnp.eye(A.shape[-1], dtype=A.dtype)
     return prior + jnp.linalg.solve(damped, excess[..., None])[..., 0]
@@ -179,8 +179,8 @@ def _coefficients(A, r, weight, prior, ridge) -> Float[Array, "G k"]:
 
 def _learn(state: Weighted, members, gradient, blocks, pooling: Pooling, decay: float) -> Weighted:
     """The running sums with this step added, unless the step is not finite."""
-    finite = jnp.isfinite(optax.tree.norm((gradient, blocks)))
-    past = jnp.maximum(state.weight, 1)
+    finite = jnp.isfinite(optax.tree.norm((gradient, blocks)))  # one NaN would stay in the sums
+    past = jnp.maximum(state.weight, 1)  # the first step is centred at zero
     centred = jax.tree.map(lambda g, mean: (g - mean / past)[None], gradient, state.mean)
     targets = pooling.split(jax.tree.leaves(centred))
 

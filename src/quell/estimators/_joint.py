@@ -1,7 +1,7 @@
 """The joint control variate: draws and points at once, from a table of past parameters.
 
 Each point n keeps θⁿ, the parameters at its last visit, where the gradient of the quadratic ℓ̃ₙ
-about the mean of q(·; θⁿ) stands for the gradient of the point:
+about the mean of q(·; θⁿ) replaces the gradient of the point:
 
     G̃ = Ĝ(θ) + mean_b N ∇ℓ̃_b(w(θᵇ, ε_b)) − Σₙ ∇E_q[ℓ̃ₙ](θⁿ)
 """
@@ -28,7 +28,7 @@ class Joint(NamedTuple):
     Attributes:
       table: θⁿ, the parameters at the last visit of each point, leaves `[N, ...]`.
       expected: ∇E_q[−ℓ̃ₙ](θⁿ), leaves `[N, ...]`.
-      total: their sum over n, a pytree like params.
+      total: the sum of `expected` over n, a pytree like params.
       inner: the state of the inner estimator.
     """
 
@@ -39,13 +39,13 @@ class Joint(NamedTuple):
 
 
 def joint(inner: Estimator | None = None, *, quadratic: MakeQuadratic = second_order) -> Estimator:
-    """Any estimator, of the objective minus a quadratic stand-in for each point's gradient.
+    """Apply any estimator to the objective minus a quadratic stand-in for each point's gradient.
 
     X. Wang, T. Geffner and J. Domke, "Joint control variate for faster black-box variational
     inference", 2024, for location and scale alike: the closed-form mean of the quadratic takes
-    the whole Hessian, at d Hessian–vector products per example. Keeps 2 N P numbers; points with
-    equal rows share an entry. Unbiased, whatever the table holds. Needs an objective with its
-    variational structure.
+    the whole Hessian, at d Hessian–vector products per example. The state keeps 2 N P numbers;
+    points with equal rows share an entry. The estimate is unbiased whatever the table holds. Needs
+    an objective with its variational structure.
 
     Args:
       inner: the estimator to use on the rest; `monte_carlo()` by default.
@@ -59,7 +59,7 @@ def joint(inner: Estimator | None = None, *, quadratic: MakeQuadratic = second_o
         check_data(N, data)
         inside = inner.start(key, objective, params, data)
         entry = _first_equal(data)
-        shares = jnp.asarray(np.bincount(entry, minlength=N))
+        shares = jnp.asarray(np.bincount(entry, minlength=N))  # number of points behind each entry
 
         def local(params, example):
             return quadratic(structure, mean_of(family, params), example)
@@ -85,12 +85,13 @@ def joint(inner: Estimator | None = None, *, quadratic: MakeQuadratic = second_o
             def stand_in(params, eps, example):
                 past = take(pasts, _position(batch.examples, example))
                 at = local(past, example).at
+                # linear in θ, so that its gradient is the one at the past parameters
                 return jax.jvp(lambda p: -at(family.sample(p, eps)), (past,), (params,))[1]
 
             mean = partial(linear, state.total, origin=jax.tree.map(jnp.zeros_like, params))
             quieter = minus(objective, stand_in, mean)
             found = inside.estimate(key, quieter, params, batch, state.inner)
-            expected = expected_gradient(params, batch.examples)
+            expected = expected_gradient(params, batch.examples)  # renewed after use: unbiased
             return found._replace(state=_visit(state, rows, shares, params, expected, found.state))
 
         return Started(init, estimate)
@@ -117,9 +118,9 @@ def _position(examples: PyTree[Array], example: PyTree[Array]) -> Int[Array, ""]
 
 
 def _visit(state: Joint, rows: Int[Array, " B"], shares, params, expected, inner) -> Joint:
-    """The tables with the entries of the visited rows renewed; a row seen twice counts once."""
+    """The state with the entries of the visited rows renewed; a row seen twice counts once."""
     times = jnp.zeros(len(shares)).at[rows].add(1.0)[rows]
-    weights = shares[rows] / times
+    weights = shares[rows] / times  # an entry stands for all of its points
 
     def gained(total, old, new):
         return total + jnp.tensordot(weights.astype(new.dtype), new - old[rows], 1)

@@ -1,4 +1,4 @@
-"""LAX: a network in place of the loss, with the reparameterised gradient of its own.
+"""LAX: a network in place of the loss, which adds its own reparameterised gradient.
 
 g_b = (f_b(w) − c_φ(w, y)) ∂ log q(w; θ)/∂θ + ∂c_φ(w(θ, ε), y)/∂θ
 """
@@ -25,7 +25,7 @@ class LearnedSurrogate(NamedTuple):
 
     Attributes:
       network: φ, a layer for each of the widths and a last one of width 1.
-      optimizer: the state of its optimiser.
+      optimizer: the state of the network's optimiser.
       inner: the state of the inner estimator.
     """
 
@@ -50,10 +50,9 @@ def learned_surrogate(
     variational structure.
 
     Args:
-      inner: the estimator to use on the objective whose gradient this is; `monte_carlo()` by
-        default.
-      widths: of the hidden layers of the network.
-      optimizer: for the network; Adam at 1e-2 by default.
+      inner: the estimator to use on this objective; `monte_carlo()` by default.
+      widths: the widths of the hidden layers of the network.
+      optimizer: the optimiser of the network; Adam at 1e-2 by default.
       select: `select(example)`, the part of an example that the network sees besides w; all
         leaves by default.
     """
@@ -80,8 +79,8 @@ def learned_surrogate(
                 found = inside.estimate(key, quieter, params, batch, state.inner)
                 return optax.tree.norm(found.gradient, squared=True), found
 
-            slope, found = jax.grad(size, has_aux=True)(state.network)
-            # unit scale: Adam does not need it, other optimisers do
+            slope, found = jax.grad(size, has_aux=True)(state.network)  # one estimate for θ and φ
+            # G̃ grows with N; Adam does not mind, other optimisers do
             slope = jax.tree.map(lambda s: s / original.num_data**2, slope)
             updates, optimizer_state = optimizer.update(slope, state.optimizer, state.network)
             network = jax.tree.map(jnp.add, state.network, updates)
@@ -93,7 +92,7 @@ def learned_surrogate(
 
 
 def _network_term(network: list[Dense], family: Gaussian, select: Select | None) -> Term:
-    """c_φ log q − c_φ, one by the score and one through the draw: their gradients have one mean."""
+    """c_φ log q − c_φ: its gradients by the score and through the draw have the same mean."""
 
     def term(params, eps, example):
         y = as_matrix(jax.tree.map(lambda leaf: leaf[None], example), select)[0]
@@ -102,7 +101,7 @@ def _network_term(network: list[Dense], family: Gaussian, select: Select | None)
             return apply_layers(network, jnp.concatenate([w, y]), jnp.tanh)[0]
 
         w = family.sample(params, eps)
-        fixed = c(jax.lax.stop_gradient(w))
+        fixed = c(jax.lax.stop_gradient(w))  # the score takes w as given
         return fixed * (1 + log_density(family, params, eps)) - c(w)
 
     return term

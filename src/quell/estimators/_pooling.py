@@ -11,8 +11,8 @@ class Pooling(NamedTuple):
     """A division of the entries of a gradient into groups of one coefficient each.
 
     Attributes:
-      split: k gradients, as leaves `[k, ...]`, to blocks `[G, k, n]`: G groups of n entries.
-      join: `join(blocks, leaves)`, blocks `[G, n]` to arrays shaped like the leaves.
+      split: turns k gradients, leaves `[k, ...]`, into blocks `[G, k, n]`: G groups of n entries.
+      join: `join(blocks, leaves)` turns blocks `[G, n]` into arrays shaped like the leaves.
     """
 
     split: Callable[[list[Array]], list[Float[Array, "G k n"]]]

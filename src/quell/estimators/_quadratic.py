@@ -63,7 +63,7 @@ def quadratic_surrogate(
     pooling: Pooling | None = per_leaf,
     decay: float = 0.99,
 ) -> Estimator:
-    """Any estimator minus a times the gradient of ℓ̃(w) − E_q[ℓ̃].
+    """Subtract a times the gradient of ℓ̃(w) − E_q[ℓ̃] from any estimator.
 
     J. Paisley, D. M. Blei and M. I. Jordan, "Variational Bayesian inference with stochastic
     search", 2012, here for the reparameterised gradient. The coefficient a is a running average of
@@ -90,6 +90,7 @@ def _quadratic_term(quadratic: MakeQuadratic, objective: Objective) -> Term:
 
     def term(params, eps, example):
         centre = jax.lax.stop_gradient(mean_of(family, params))
+        # fixed: for a quadratic that moves with θ, autodiff would take third derivatives
         local = jax.lax.stop_gradient(quadratic(structure, centre, example))
         return local.mean(family, params) - local.at(family.sample(params, eps))
 
@@ -98,4 +99,4 @@ def _quadratic_term(quadratic: MakeQuadratic, objective: Objective) -> Term:
 
 def mean_of(family: Gaussian, params: PyTree[Array]) -> Float[Array, " d"]:
     """m, the mean of q."""
-    return family.sample(params, jnp.zeros(family.size))
+    return family.sample(params, jnp.zeros(family.size))  # w is affine in ε

@@ -1,4 +1,4 @@
-"""Plain estimators: nothing but draws, more or fewer of them, spread in different ways."""
+"""Plain estimators: draws and nothing else, independent, paired or spread evenly."""
 
 from functools import lru_cache
 
@@ -14,7 +14,7 @@ from quell.objective import Objective
 
 
 def plain(name: str, sampling: Sampling) -> Estimator:
-    """The estimator that is nothing but draws: the gradient of the objective at them."""
+    """An estimator of draws alone: the gradient of the objective at the draws."""
 
     def estimate(key, objective: Objective, params, batch: Batch, state):
         noise = sampling.draw(key, objective, batch_size(batch.examples))
@@ -25,7 +25,7 @@ def plain(name: str, sampling: Sampling) -> Estimator:
 
 
 def monte_carlo(draws: int = 1, *, shared: bool = False) -> Estimator:
-    """Independent draws: the plain reparameterisation gradient.
+    """Draw independently: the plain reparameterisation gradient.
 
     Args:
       draws: S, draws per example.
@@ -40,7 +40,7 @@ def monte_carlo(draws: int = 1, *, shared: bool = False) -> Estimator:
 
 
 def antithetic(draws: int = 2, *, shared: bool = False) -> Estimator:
-    """Pairs of a draw and its mirror image: everything odd in the noise cancels.
+    """Draw in pairs, a draw and its mirror image: every odd function of the noise cancels.
 
     Every draw is distributed as the noise, so the estimate is unbiased for any sampling of
     points. J. M. Hammersley and K. W. Morton, "A new Monte Carlo technique: antithetic variates",
@@ -64,20 +64,20 @@ def antithetic(draws: int = 2, *, shared: bool = False) -> Estimator:
 
 
 def quasi_monte_carlo(draws: int = 8, *, shared: bool = False) -> Estimator:
-    """Sobol points, randomised for each example on its own: draws that keep their distance.
+    """Draw Sobol points, randomised for each example separately: draws that keep their distance.
 
-    The first m = log₂ S binary digits of point s are those of the Sobol sequence, xor a random
-    shift drawn for each example and dimension; the digits after them are random. Each draw is
-    then distributed as the noise, so the estimate is unbiased, and the S draws of an example stay
-    one to each elementary interval. A. B. Owen, "Monte Carlo variance of scrambled net quadrature",
-    1997; the points come from `scipy.stats.qmc`.
+    The first m = log₂ S binary digits of point s come from the Sobol sequence, xor a random shift
+    drawn for each example and dimension; the later digits are random. Each draw is distributed as
+    the noise, so the estimate is unbiased, and each elementary interval holds one of the S draws of
+    an example. A. B. Owen, "Monte Carlo variance of scrambled net quadrature", 1997. The points
+    come from `scipy.stats.qmc`.
 
     Args:
       draws: S, draws per example, a power of two.
       shared: one set of draws for the whole batch instead of one per example.
     """
     _check_draws(draws, 1)
-    if draws & (draws - 1):
+    if draws & (draws - 1):  # more than one bit set
         raise invalid(
             "draws",
             expected="a power of two, at which Sobol points are balanced",
@@ -90,12 +90,12 @@ def quasi_monte_carlo(draws: int = 8, *, shared: bool = False) -> Estimator:
         if noise.from_uniform is None:
             raise _lacking(objective, "a quantile function", "Use monte_carlo or antithetic.")
         shift_key, digits_key = jax.random.split(key)
-        points = jnp.asarray(_sobol(draws, noise.size))[:, None]
+        points = jnp.asarray(_sobol(draws, noise.size))[:, None]  # a constant of the compiled code
         shape = (1 if shared else B, noise.size)
         shift = jax.random.randint(shift_key, shape, 0, draws)
         digits = jax.random.uniform(digits_key, (draws, *shape))
-        u = ((points ^ shift) + digits) / draws
-        least = jnp.finfo(u.dtype).eps / 2
+        u = ((points ^ shift) + digits) / draws  # xor maps elementary intervals to each other
+        least = jnp.finfo(u.dtype).eps / 2  # quantiles at 0 and 1 are infinite
         return noise.from_uniform(jnp.clip(u, least, 1 - least))
 
     return plain(_name("quasi_monte_carlo", draws, shared), Sampling(draw, balanced=True))
@@ -114,10 +114,10 @@ def _name(factory: str, draws: int, shared: bool) -> str:
     return f"{factory}({draws}{', shared=True' if shared else ''})"
 
 
-def _lacking(objective: Objective, what: str, advice: str) -> ValueError:
+def _lacking(objective: Objective, feature: str, advice: str) -> ValueError:
     return invalid(
         "objective.noise",
-        expected=f"noise with {what}",
+        expected=f"noise with {feature}",
         got=f"{objective.noise.name} noise without one",
         advice=advice,
     )

@@ -1,4 +1,4 @@
-"""The score-function estimator, and its score as the control variate."""
+"""The score-function estimator, with its score as the control variate."""
 
 import jax
 from jaxtyping import Array, Float, PyTree
@@ -14,7 +14,7 @@ from quell.objective import Objective
 def score_function(
     inner: Estimator | None = None, *, pooling: Pooling | None = None, decay: float = 0.99
 ) -> Estimator:
-    """loss(w) ∂ log q(w; θ)/∂θ: no derivative of the model, and a large variance.
+    """Estimate by the score, loss(w) ∂ log q(w; θ)/∂θ: no derivative of the model, large variance.
 
     R. J. Williams, "Simple statistical gradient-following algorithms for connectionist
     reinforcement learning", 1992. A regulariser in closed form keeps its own gradient. Needs an
@@ -27,8 +27,7 @@ def score_function(
     starts at 0. The paper's pooling is `per_entry`.
 
     Args:
-      inner: the estimator to use on the objective whose gradient this is; `monte_carlo()` by
-        default.
+      inner: the estimator to use on this objective; `monte_carlo()` by default.
       pooling: the parameters that share a coefficient; None for no control variate.
       decay: forgetting of the running average, in (0, 1].
     """
@@ -42,15 +41,16 @@ def score_function(
 def score_objective(original: Objective, objective: Objective) -> Objective:
     """The objective with the original loss differentiated through the density of its draws.
 
-    A term that an outer estimator has subtracted is no function of w and y alone: the score would
-    not give its gradient, so the term is differentiated through the draws as elsewhere.
+    A term that an outer estimator has subtracted is no function of w and y alone. The score would
+    not give its gradient, so the term is differentiated through the draws.
     """
     family = structure_of(original, "the score function").family
 
     def loss(params, eps, example):
         value = jax.lax.stop_gradient(original.loss(params, eps, example))
+        # log_density is 0 with the score as its gradient, so that the value does not change
         by_score = value + value * log_density(family, params, eps)
-        if objective.loss is original.loss:  # then there is no derivative of the model to take
+        if objective.loss is original.loss:  # skip the model's derivative, which need not exist
             return by_score
         return by_score + objective.loss(params, eps, example) - original.loss(params, eps, example)
 

@@ -1,4 +1,4 @@
-"""Stochastic variance-reduced gradients: the noise of sub-sampling, from a snapshot.
+"""Stochastic variance-reduced gradients: a snapshot removes the noise of sub-sampling.
 
 G̃ = Ĝ(θ) − Ĝ(θ̃) + ∇L(θ̃): the gradient of each example at a past θ̃ is subtracted, and the mean
 over the whole data added back.
@@ -55,22 +55,22 @@ def svrg(
     held: Estimator | None = None,
     full_pass: Estimator | None = None,
 ) -> Estimator:
-    """Any estimator, of the objective minus its linearisation at a snapshot of the parameters.
+    """Apply any estimator to the objective minus its linearisation at a parameter snapshot.
 
     R. Johnson and T. Zhang, "Accelerating stochastic gradient descent using predictive variance
     reduction", 2013. The snapshot is refreshed inside compiled code; `inner` learns from the rest.
-    When runs are batched by `jax.vmap` every step pays for a full pass. An outer estimator that
+    If runs are batched by `jax.vmap`, every step pays for a full pass. An outer estimator that
     changes the objective does not change the linearisation, so put `svrg` outermost.
 
     By default the draws at the snapshot are the batch's own: at its snapshot the estimate has no
-    variance at all. In what sense it is biased: the mean over the data is itself estimated, from
-    the draws of `full_pass` for each of the N points. The estimate is unbiased over batches and
-    their draws up to the error of that average, which stays until the next snapshot; it is
-    unbiased once that average is taken over the snapshot's draws as well.
+    variance at all. But the mean over the data is itself estimated, from the draws of `full_pass`
+    for each of the N points. The estimate is unbiased over batches and their draws up to the error
+    of that average, which stays until the next snapshot; it is unbiased if the expectation is taken
+    over the snapshot's draws as well.
 
-    With `held`, M draws are kept with the snapshot, the same for all points: unbiased whatever the
-    snapshot. This touches the noise of sub-sampling alone, and costs M gradients per example; at
-    its snapshot it leaves the difference of M draws from each example's mean.
+    With `held`, M draws are kept with the snapshot, the same for all points: the estimate is
+    unbiased whatever the snapshot. It then reduces the noise of sub-sampling alone, and costs M
+    gradients per example.
 
     Args:
       inner: the estimator to use, such as `monte_carlo()` (the default) or a controlled one.
@@ -113,10 +113,10 @@ def svrg(
             return Svrg(snapshot, jnp.zeros((), jnp.int32), inside.init(inner_key, params))
 
         def estimate(key, objective, params, batch: Batch, state: Svrg) -> Estimate:
-            inner_key, snapshot_key = jax.random.split(key)
+            inner_key, snapshot_key = jax.random.split(key)  # the snapshot gets draws of its own
             period = max(1, 2 * N // batch_size(batch.examples)) if every is None else every
-            snapshot = jax.lax.cond(
-                (state.step > 0) & (state.step % period == 0),
+            snapshot = jax.lax.cond(  # a branch, so that only a due snapshot pays a full pass
+                (state.step > 0) & (state.step % period == 0),  # `init` took the first
                 lambda: snapshot_at(snapshot_key, params, batch.data),
                 lambda: state.snapshot,
             )
@@ -125,7 +125,7 @@ def svrg(
             def linearised(params, eps, example):
                 moved = jax.tree.map(jnp.subtract, params, theta)
                 at = partial(loss_at_snapshot, draws, eps=eps, example=example)
-                return jax.jvp(at, (theta,), (moved,))[1]
+                return jax.jvp(at, (theta,), (moved,))[1]  # linear in θ, with the gradient at θ̃
 
             quieter = minus(objective, linearised, partial(linear, full, origin=theta))
             found = inside.estimate(inner_key, quieter, params, batch, state.inner)

@@ -1,4 +1,4 @@
-"""The gradient linearised in the noise, as its own control variate.
+"""The gradient linearised in the noise serves as its own control variate.
 
 g_b(ε) ≈ g_b(ε₀) + J_b (ε − ε₀),  J_b = ∂g_b/∂ε at the mean ε₀ of the noise; the second part has
 mean zero. It is the gradient of the term ⟨∂loss/∂ε(θ, ε₀), ε − ε₀⟩.
@@ -21,7 +21,7 @@ from quell.objective import Objective
 def taylor(
     inner: Estimator | None = None, *, pooling: Pooling | None = per_leaf, decay: float = 0.99
 ) -> Estimator:
-    """Any estimator minus a·J(ε − ε₀), the gradient linearised at the mean of the noise.
+    """Subtract a·J(ε − ε₀), the gradient linearised at the mean noise, from any estimator.
 
     A. C. Miller, N. J. Foti, A. D'Amour and R. P. Adams, "Reducing reparameterization gradient
     variance", 2017. J(ε − ε₀) comes from one Jacobian–vector product, for every parameter.
@@ -38,7 +38,7 @@ def taylor(
 
 
 def _linear_term(objective: Objective) -> Term:
-    """⟨∂loss/∂ε(θ, ε₀), ε − ε₀⟩, of mean zero."""
+    """The term ⟨∂loss/∂ε(θ, ε₀), ε − ε₀⟩, of mean zero."""
     centre = _mean_of(objective.noise)
 
     def term(params, eps, example):
@@ -52,8 +52,8 @@ def _mean_of(noise: Noise) -> PyTree[Array]:
     """ε₀, the mean of one draw: the fixed point of its reflection, or from its first moment."""
     zeros = jax.tree.map(jnp.zeros, noise.shape, is_leaf=is_shape)
     if noise.reflect is not None:
-        return jax.tree.map(lambda e: e / 2, noise.reflect(zeros))
-    # z = standardise(ε) is affine: solve for the draw whose z is E[z]
+        return jax.tree.map(lambda e: e / 2, noise.reflect(zeros))  # reflect(ε) = 2 ε₀ − ε
+    # z = standardise(ε) is affine, so the draw whose z is E[z] is the mean: solve for it
     flat, unflatten = ravel_pytree(zeros)
 
     def affine(e):

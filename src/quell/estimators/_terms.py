@@ -20,7 +20,7 @@ Term = Callable[[PyTree[Array], PyTree[Array], PyTree[Array]], Float[Array, ""]]
 
 Change = Callable[[Objective, Objective], Objective]
 """`change(original, objective)`: the original is the objective that the estimator was started with,
-`objective` the one that it is given at a step, which an outer estimator may have changed."""
+`objective` the objective of one step, which an outer estimator may have changed."""
 
 
 def minus(
@@ -83,7 +83,7 @@ def structure_of(objective: Objective, estimator: str) -> Variational:
             "objective",
             expected=f"an objective that carries its variational structure: {estimator} looks at "
             "the density of q or at the likelihood",
-            got="an objective without",
+            got="an objective without it",
             advice="Make it with quell.negative_elbo.",
         )
     return objective.variational

@@ -15,7 +15,7 @@ class Batch(NamedTuple):
 
     Attributes:
       examples: a pytree with leaves `[B, ...]`.
-      indices: the rows of the data that the examples are, `[B]`.
+      indices: the row of the data behind each example, `[B]`.
       data: all of the data, leaves `[N, ...]`.
     """
 
@@ -51,8 +51,8 @@ class Started(NamedTuple):
     Attributes:
       init: `init(key, params)` gives the state.
       estimate: `estimate(key, objective, params, batch, state)` gives an `Estimate` from a `Batch`.
-        The objective is an argument, so that an outer estimator can pass one with the same mean
-        gradient and less noise: this is how estimators compose.
+        The objective is an argument, so that an outer estimator can pass an objective with the
+        same mean gradient and less noise: this is how estimators compose.
     """
 
     init: Callable[[Key[Array, ""], PyTree[Array]], PyTree[Array]]
@@ -63,10 +63,10 @@ class Sampling(NamedTuple):
     """A way to draw the noise of a batch.
 
     Attributes:
-      draw: `draw(key, objective, batch_size)` gives draws with leaves `[S, B or 1, ...]`, each of
-        them distributed as `objective.noise`. Draws of different examples are independent unless
+      draw: `draw(key, objective, batch_size)` gives draws with leaves `[S, B or 1, ...]`, each draw
+        distributed as `objective.noise`. Draws of different examples are independent unless
         the batch shares them.
-      balanced: whether everything odd in the noise cancels, or nearly so.
+      balanced: whether odd functions of the noise cancel, or nearly cancel.
     """
 
     draw: Callable[[Key[Array, ""], Objective, int], PyTree[Array]]
@@ -99,12 +99,12 @@ def check_estimator(argument: str, value: Any) -> None:
     """Refuse anything but an estimator."""
     if isinstance(value, Estimator):
         return
-    forgotten = callable(value)
+    forgotten = callable(value)  # a factory without its parentheses
     raise invalid(
         argument,
         expected="an estimator, such as quell.antithetic()",
         got=getattr(value, "__name__", repr(value)) if forgotten else repr(value),
-        advice="Call the factory: its result is the estimator." if forgotten else "Pass one.",
+        advice="Call the factory: it returns the estimator." if forgotten else "Pass an estimator.",
     )
 
 
@@ -114,7 +114,7 @@ def check_sampling(argument: str, value: Any) -> Sampling:
     if value.sampling is None:
         raise invalid(
             argument,
-            expected="draws alone: monte_carlo, antithetic or quasi_monte_carlo",
+            expected="draws alone, from monte_carlo, antithetic or quasi_monte_carlo",
             got=value.name,
             advice="A control variate must see the draws: wrap it the other way round, "
             "for example svrg(closed_form()).",
