@@ -1,4 +1,4 @@
-"""Checkpoints of a run, kept by orbax: the arrays of the next step, and the identity of the run."""
+"""Checkpoints of a run, kept by orbax: the arrays of the next step and the run's identity."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,10 +16,10 @@ class Checkpoints(NamedTuple):
     """The checkpoints of one run in one directory.
 
     Attributes:
-      latest: `latest()`, the last saved step, or None.
-      save: `save(step, tree)`, returns once the checkpoint is on disk, whole.
-      restore: `restore(step, tree)`, the saved arrays in the shape of `tree`.
-      close: called once, at the end of the run.
+      latest: `latest()` gives the last saved step, or None.
+      save: `save(step, tree)` returns when the whole checkpoint is on disk.
+      restore: `restore(step, tree)` gives the saved arrays in the shape of `tree`.
+      close: `close()` is called once, at the end of the run.
     """
 
     latest: Callable[[], int | None]
@@ -35,7 +35,7 @@ def in_directory(
 
     Args:
       directory: the directory, made if it is missing.
-      identity: the facts that make the run the one it is, as JSON values. A directory whose
+      identity: the facts that tell this run from others, as JSON values. A directory whose
         checkpoints have another identity is refused.
       keep: the number of checkpoints to keep.
     """
@@ -51,6 +51,7 @@ def in_directory(
         manager.save(step, args=args)
 
     def restore(step, tree):
+        # the identity first: arrays of other shapes would fail with an error of orbax
         item = ocp.args.Composite(identity=ocp.args.JsonRestore())
         _check(manager.restore(step, args=item).identity, {**identity, "leaves": _described(tree)})
         item = ocp.args.Composite(arrays=ocp.args.StandardRestore(_stored(tree)))
@@ -70,19 +71,19 @@ def _orbax() -> Any:
 
 
 def _plain(leaf: Any) -> np.ndarray:
-    """The leaf as numbers: typed keys become their words."""
+    """The leaf as numbers: a typed key becomes its words, since orbax stores plain arrays."""
     is_key = jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
 
 def _stored(tree: PyTree) -> dict[str, np.ndarray]:
-    """The leaves that hold anything, by number."""
+    """The leaves that are not empty, by number: orbax refuses empty arrays."""
     leaves = map(_plain, jax.tree.leaves(tree))
     return {str(i): leaf for i, leaf in enumerate(leaves) if leaf.size}
 
 
 def _rebuilt(tree: PyTree, stored: Mapping[str, Array]) -> PyTree:
-    """The tree with its leaves replaced by the stored ones."""
+    """The tree with its leaves replaced by the stored arrays."""
     leaves, treedef = jax.tree.flatten(tree)
 
     def leaf(i, like):

@@ -1,4 +1,4 @@
-"""Checks of a run: its arguments before the first step, its objective right after it."""
+"""Checks of a run: the arguments before the first step, the objective right after it."""
 
 from typing import Any
 
@@ -24,8 +24,9 @@ def checked_arguments(
     num_steps: int,
     batch_size: int,
 ) -> PyTree[Array]:
-    """The data as arrays, once the arguments of `fit` are known to work together."""
+    """The data as arrays, after a check that the arguments of `fit` work together."""
     data = checked_problem(key, objective, data, seeds=True)
+    # by its functions, not its class: any pair of init and update is an optimiser
     if not (callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")):
         raise invalid(
             "optimizer",
@@ -50,5 +51,5 @@ def check_finite(objective: np.ndarray, data: PyTree[Array]) -> None:
         "objective",
         expected="a finite value at the first step",
         got=objective.tolist(),
-        advice=f"{about_data or 'The data is finite: check params, and logarithms in the loss'}.",
+        advice=f"{about_data or 'The data are finite: check params, and logarithms in the loss'}.",
     )

@@ -23,9 +23,9 @@ from quell.training.loop import Carried, Loop, RunKeys, compiled_loop, run_keys,
 from quell.training.progress import Bar, default_bar
 
 _PLAIN = monte_carlo()
-_CHUNK_LEAST = 64  # below this, a shorter chunk would save nothing
-_CHUNK_STEPS = 1024  # the most steps between visits to the host
-_CHUNK_BYTES = 2**24  # the most data gathered at once
+_CHUNK_LEAST = 64  # a shorter chunk would save nothing
+_CHUNK_STEPS = 1024  # the most steps between two visits to the host
+_CHUNK_BYTES = 2**24  # the most data gathered at once, which bounds the memory of a chunk
 _CHUNK_SECONDS = 0.5  # the longest time without a visit to the host
 
 History = dict[str, Float[np.ndarray, "*seeds T"]]
@@ -40,7 +40,7 @@ class Fit(NamedTuple):
       optimizer_state: the state of the optimiser.
       history: one value per step, on the host, by name: "objective", the estimate of the objective;
         "gradient_norm", ‖G̃‖; "correction_norm", ‖Ĝ − G̃‖, zero without a control variate; and the
-        value of each monitor, NaN on the steps on which it was not asked.
+        value of each monitor, NaN at steps without an evaluation.
       num_steps: the number of steps taken.
     """
 
@@ -76,8 +76,8 @@ def fit(
     depends on the arguments alone, never on how the run was cut into chunks.
 
     Args:
-      key: a typed key (`jax.random.key`), or an array `[K]` of keys: then K runs in one compiled
-        loop, and every result has a leading axis of length K.
+      key: a typed key (`jax.random.key`), or an array `[K]` of keys for K runs in one compiled
+        loop, in which case every result has a leading axis of length K.
       objective: L, the objective to minimise; its `num_data` is N.
       params: the initial parameters θ₀, shared by all runs, or a function that draws the initial
         parameters of each run from a key.
@@ -86,7 +86,7 @@ def fit(
       num_steps: T, the number of steps.
       batch_size: |B|, at most N.
       estimator: the way to estimate gradients, such as `quell.closed_form()`; one plain draw by
-        default. `quell.recommend` measures which one to take.
+        default. `quell.recommend` measures which estimator to take.
       batches: the stream of mini-batch indices, `reshuffle` or `with_replacement`.
       hooks: `quell.monitor(...)`, `quell.callback(...)`, `quell.checkpoint(...)`, and
         `quell.silent` for no progress bar.
@@ -106,6 +106,7 @@ def fit(
     )
     keys = run_keys(key)
     initial = _initial(params, keys.params)
+    # an estimator looks at the problem once, on the host: the first run stands for all
     one = jax.tree.map(lambda leaf: leaf[0], initial) if key.ndim else initial
     visits = [hook for hook in hooks if isinstance(hook, Callback | Checkpoint)]
     loop = compiled_loop(
@@ -181,7 +182,7 @@ def _run(
                 check_finite(table[..., 0, 0], data)
                 pace = loop.length
             else:
-                seconds = (time.monotonic() - began) / steps
+                seconds = (time.monotonic() - began) / steps  # chunks decide visits, never results
                 pace = min(loop.length, max(1, int(_CHUNK_SECONDS / seconds)))
             step += steps
             objective = float(np.mean(table[..., step - 1, 0]))
@@ -193,7 +194,7 @@ def _run(
 
 
 def _chunk_length(data: PyTree[Array], batch_size: int, needed: list[int]) -> int:
-    """The most steps of a chunk: a power of two, so that few lengths are ever compiled."""
+    """The largest number of steps of a chunk: a power of two, so that few lengths are compiled."""
     row_bytes = sum(leaf.nbytes // leaf.shape[0] for leaf in jax.tree.leaves(data))
     wanted = max(_CHUNK_LEAST, min(_CHUNK_STEPS, *needed))
     most = max(1, min(wanted, _CHUNK_BYTES // (batch_size * (row_bytes + 4))))
@@ -202,6 +203,7 @@ def _chunk_length(data: PyTree[Array], batch_size: int, needed: list[int]) -> in
 
 def _initial(params: Any, key: Key[Array, "*seeds"]) -> PyTree[Array]:
     """θ₀, with a leading axis if the key has one."""
+    # A pytree may be callable too, such as a module of Equinox; a function is its own leaf.
     is_function = callable(params) and jax.tree_util.all_leaves([params])
     if is_function:
         return jax.vmap(params)(key) if key.ndim else params(key)
@@ -218,7 +220,7 @@ def _history(loop: Loop, table: Float[np.ndarray, "*seeds T columns"]) -> Histor
 def _restored(
     saves: Sequence[tuple[int, Checkpoints]], carried: Carried, table: np.ndarray
 ) -> tuple[int, Carried]:
-    """The last saved step and the arrays carried there; fills the table up to it."""
+    """The last saved step and the arrays carried there; fills the table up to this step."""
     found = [(saved.latest(), saved) for _, saved in saves]
     reached = [(step, saved) for step, saved in found if step is not None]
     if not reached:
@@ -232,11 +234,11 @@ def _restored(
             advice="Ask for more steps, or name a new directory.",
         )
     carried, table[..., :step, :] = saved.restore(step, (carried, table[..., :step, :]))
-    return step, jax.tree.map(jnp.array, carried)
+    return step, jax.tree.map(jnp.array, carried)  # device arrays, which the loop consumes
 
 
 def _identity(key, num_data: int, batch_size: int, columns) -> dict[str, Any]:
-    """The facts that make a run the one it is, as JSON values."""
+    """The facts that tell a run from others, as JSON values."""
     return {
         "num_data": num_data,
         "batch_size": batch_size,

@@ -1,4 +1,4 @@
-"""Hooks of `fit`: values to watch, functions to call, checkpoints to keep, a bar to draw or not."""
+"""Hooks of `fit`: they watch values, call functions, keep checkpoints and draw a bar."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ Monitor = Callable[[Step], Float[Array, ""]]
 
 
 class Monitors(NamedTuple):
-    """Named functions of a `Step`, computed inside the loop every so often; see `monitor`."""
+    """Named functions of a `Step`, evaluated inside the loop; see `monitor`."""
 
     functions: tuple[tuple[str, Monitor], ...]
     every: int
@@ -36,7 +36,7 @@ class Checkpoint(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """A way to show how far a run has come: `start(num_steps)` gives a `Bar`."""
+    """A way to show the progress of a run: `start(num_steps)` gives a `Bar`."""
 
     start: Callable[[int], Bar]
 
@@ -45,7 +45,7 @@ Hook = Monitors | Callback | Checkpoint | Progress
 
 
 def monitor(*, every: int = 100, **functions: Monitor) -> Monitors:
-    """Values to watch: named functions from a `Step` to a scalar, computed inside the loop.
+    """Watch values: named functions from a `Step` to a scalar, evaluated inside the loop.
 
     Args:
       every: steps from one evaluation to the next; the history holds NaN in between.
@@ -57,7 +57,7 @@ def monitor(*, every: int = 100, **functions: Monitor) -> Monitors:
         raise invalid(
             "functions",
             expected="at least one named function of a Step",
-            got=f"{bad[0]}, which cannot be called" if bad else "none",
+            got=f"{bad[0]}, which cannot be called" if bad else "no function",
             advice="For example quell.monitor(ratio=f, every=500).",
         )
     return Monitors(tuple(functions.items()), every)
@@ -66,7 +66,7 @@ def monitor(*, every: int = 100, **functions: Monitor) -> Monitors:
 def callback(
     function: Callable[[int, PyTree[Array], dict[str, Any]], None], *, every: int = 1000
 ) -> Callback:
-    """A function `function(step, params, history)` to call on the host, with the history so far.
+    """Call `function(step, params, history)` on the host, with the history so far.
 
     Args:
       function: the function.
@@ -74,12 +74,13 @@ def callback(
     """
     check_whole("every", every, 1)
     if not callable(function):
-        raise invalid("function", expected="a function", got=repr(function), advice="Pass one.")
+        advice = "Pass a function of step, params and history."
+        raise invalid("function", expected="a function", got=repr(function), advice=advice)
     return Callback(function, every)
 
 
 def checkpoint(directory: str | Path, *, every: int = 1000) -> Checkpoint:
-    """A directory for checkpoints: an interrupted run continues exactly where its last one was.
+    """Keep checkpoints in a directory: an interrupted run continues exactly from its last one.
 
     Needs the extra "checkpoint".
 
@@ -114,5 +115,5 @@ def check_hooks(hooks: Any) -> None:
             "hooks",
             expected=f"monitors with different names, none of {sorted(taken)}",
             got=names,
-            advice="Rename one of them.",
+            advice="Rename a monitor.",
         )

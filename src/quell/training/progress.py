@@ -7,17 +7,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 _PATIENCE = 0.5  # seconds before a bar may appear
-_WORTHWHILE = 3.0  # seconds that must remain, so that drawing it costs little of the run
-_INTERVAL = 0.25  # seconds between drawings, at the least
-_SHARE = 0.005  # of the time that drawing may take
+_WORTHWHILE = 3.0  # seconds that must remain, so that drawing costs little of the run
+_INTERVAL = 0.25  # least number of seconds between two drawings
+_SHARE = 0.005  # largest share of the time that drawing may take
 
 
 class Bar(NamedTuple):
-    """A picture of how far a run has come.
+    """A picture of the progress of a run.
 
     Attributes:
-      update: `update(step, objective)`, called now and then.
-      close: called once, at the end of the run.
+      update: `update(step, objective)`, called between chunks.
+      close: `close()`, called once, at the end of the run.
     """
 
     update: Callable[[int, float], None]
@@ -31,9 +31,9 @@ def no_bar(num_steps: int) -> Bar:
 
 
 def rich_bar(num_steps: int) -> Bar:
-    """A bar drawn by rich on standard error, once a run proves long enough to want one."""
-    began: tuple[float, int] | None = None  # when the first steps were done, and how many
-    due = 0.0  # when to draw next
+    """A bar drawn by rich on standard error, when a run turns out to be long enough."""
+    began: tuple[float, int] | None = None  # the time of the first update, and its step
+    due = 0.0  # the time of the next drawing
     bar: Any = None
     task: Any = None
 
@@ -64,7 +64,7 @@ def rich_bar(num_steps: int) -> Bar:
         nonlocal began, bar, task, due
         now = time.monotonic()
         if began is None:
-            began = (now, step) if step else None  # not before compilation is over
+            began = (now, step) if step else None  # compilation is over
             return
         if bar is None and worthwhile(now - began[0], step - began[1], step):
             bar, task = open_bar()

@@ -1,4 +1,4 @@
-"""A short training before something is chosen or measured: where training leads, and its path."""
+"""A short training before a choice or a measurement: its end, and the path to it."""
 
 from typing import NamedTuple
 
@@ -42,9 +42,9 @@ def short_training(
     """The parameters after some steps of the training loop, and the path that led there.
 
     Args:
-      key: for batches and noise.
+      key: the key for batches and noise.
       objective: L.
-      params: θ, where the training starts.
+      params: θ, the start of the training.
       data: leaves `[N, ...]`.
       estimator: the estimator of the gradients that drive the training.
       optimizer: any optax optimiser.
@@ -70,10 +70,10 @@ def short_training(
 
 
 class Recording(NamedTuple):
-    """State of an estimator that keeps the parameters at which it was asked.
+    """State of an estimator that keeps the parameters of its last steps.
 
     Attributes:
-      inner: the estimator's own state.
+      inner: the state of the estimator itself.
       path: the parameters of the last W steps, leaves `[W, ...]`.
       step: the number of steps taken, `[]`.
     """
@@ -84,7 +84,7 @@ class Recording(NamedTuple):
 
 
 def _recording(started: Started, num_steps: int, W: int) -> Started:
-    """The estimator, keeping the parameters of the last W of `num_steps` steps."""
+    """The estimator, which now keeps the parameters of the last W of `num_steps` steps."""
 
     def init(key, params):
         path = jax.tree.map(lambda p: jnp.zeros((W, *jnp.shape(p)), jnp.result_type(p)), params)
