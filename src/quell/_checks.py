@@ -10,13 +10,13 @@ from jaxtyping import Array, PyTree
 from quell._errors import invalid
 from quell._tree import named_leaves
 
-_LARGEST = 2**31 - 1  # steps and rows are counted in 32 bits
+_LARGEST = 2**31 - 1  # steps and rows are counted in 32 bits, as JAX does by default
 
 
 def checked_problem(
     key: Any, objective: Any, data: PyTree[Any], *, seeds: bool = False
 ) -> PyTree[Array]:
-    """The data as arrays, once key, objective and data are known to be a problem.
+    """The data as arrays, after a check that key, objective and data form a problem.
 
     Args:
       key: a typed key; with `seeds`, a one-dimensional array of keys is accepted too.
@@ -49,7 +49,7 @@ def _as_array(leaf: Any) -> Array:
 
 
 def check_key(key: Any, *, seeds: bool = False) -> None:
-    """Refuse anything but a typed key, or an array of typed keys where `seeds` allows it."""
+    """Refuse anything but a typed key, or an array of typed keys if `seeds` allows one."""
     dtype = getattr(key, "dtype", np.dtype(object))
     if jnp.issubdtype(dtype, jax.dtypes.prng_key) and key.ndim <= seeds:
         return
@@ -64,7 +64,7 @@ def check_key(key: Any, *, seeds: bool = False) -> None:
 
 
 def check_data(num_data: int, data: PyTree[Array]) -> None:
-    """Refuse data whose leaves differ in length, or whose length is not the objective's N."""
+    """Refuse data whose leaves differ in length, or whose length is not N of the objective."""
     lengths = {
         f"data{name}": leaf.shape[0] if leaf.ndim else None for name, leaf in named_leaves(data)
     }
@@ -94,7 +94,7 @@ def check_whole(
     argument: str, value: Any, least: int, most: int = _LARGEST, advice: str | None = None
 ) -> None:
     """Refuse anything but a whole number from `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):  # True is an int
         expected, got = "a whole number", repr(value)
     elif not least <= value <= most:
         expected, got = f"{least} to {most}", value

@@ -21,7 +21,7 @@ def init_layers(
     widths: Sequence[int],
     initializer: Callable[..., Array] = jax.nn.initializers.lecun_normal(),  # noqa: B008 — pure
 ) -> list[Dense]:
-    """The layers between consecutive widths; kernels drawn by `initializer`, biases of zero."""
+    """The layers between consecutive widths: `initializer` draws the kernels, biases are zero."""
     keys = jax.random.split(key, len(widths) - 1)
     kernels = [initializer(k, shape) for k, shape in zip(keys, pairwise(widths))]
     return [Dense(kernel, jnp.zeros(kernel.shape[1], kernel.dtype)) for kernel in kernels]

@@ -1,4 +1,4 @@
-"""Pytrees: their leaves by name, the chosen ones as one flat vector, the length of a batch."""
+"""Pytrees: leaves by name, chosen leaves as one flat vector, the length of a batch."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ def named_leaves(tree: PyTree[Any]) -> list[tuple[str, Any]]:
 
 
 def batch_size(batch: PyTree[Array]) -> int:
-    """B, the common length of the leaves of a batch, or N, that of the data."""
+    """The common length of the leaves: B for a batch, N for the data."""
     lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else -1 for leaf in jax.tree.leaves(batch)}
     if len(lengths) != 1 or -1 in lengths:
         raise invalid(
@@ -43,12 +43,13 @@ def batch_size(batch: PyTree[Array]) -> int:
 
 
 def take(data: PyTree[Array], indices: Int[Array, "*shape"]) -> PyTree[Array]:
-    """The rows of the data at indices that are known to lie within it."""
+    """The rows of the data at indices that are known to lie within its length."""
+    # the promise saves a clamp of every index
     return jax.tree.map(lambda leaf: leaf.at[indices].get(mode="promise_in_bounds"), data)
 
 
 def row_shapes(tree: PyTree[Any]) -> PyTree[Any]:
-    """The shape of one row of each leaf; leaves are arrays, or shapes alone."""
+    """The shape of one row of each leaf, for leaves that are arrays or shapes alone."""
     return jax.tree.map(
         lambda leaf: tuple(leaf.shape[1:]), tree, is_leaf=lambda node: hasattr(node, "shape")
     )
@@ -72,12 +73,12 @@ def number_of_parameters(params: PyTree[Array]) -> int:
 
 
 def strongly_typed(tree: PyTree[Any]) -> PyTree[Array]:
-    """The tree with dtypes that arithmetic does not change, so that one compilation serves."""
+    """The tree with dtypes that arithmetic does not change, so that one compilation is enough."""
 
     def strong(leaf):
         leaf = jnp.asarray(leaf)
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return leaf
+            return leaf  # keys have no weak type, and cannot be converted
         return lax.convert_element_type(leaf, leaf.dtype)
 
     return jax.tree.map(strong, tree)
@@ -120,7 +121,7 @@ def chosen(leaves: Leaves, params: PyTree[Any]) -> list[bool]:
         raise invalid(
             "leaves",
             expected=f"at least one of {paths(params)}",
-            got="none of them",
+            got="no leaf",
             advice="Choose a leaf to control, or leave the control variate out.",
         )
     return picked
@@ -148,7 +149,7 @@ class Flattener(NamedTuple):
 
 
 def flattener(leaves: Leaves, params: PyTree[Array]) -> Flattener:
-    """Flatten the leaves of `params` that `leaves` chooses."""
+    """The functions that flatten the leaves of `params` chosen by `leaves`, and put them back."""
     picks = chosen(leaves, params)
     known = jax.tree_util.tree_leaves_with_path(params)
     names = tuple(path_name(path) for (path, _), pick in zip(known, picks) if pick)
@@ -162,7 +163,7 @@ def flattener(leaves: Leaves, params: PyTree[Array]) -> Flattener:
             raise invalid(
                 "per_example" if lead else "updates",
                 expected=f"the leaves {list(names)}",
-                got=f"none called {missing}",
+                got=f"no leaf called {missing}",
                 advice="Give a gradient for every controlled leaf.",
             )
         parts = [by_path[name] for name in names]

@@ -1,4 +1,4 @@
-"""Context maps h(y): a vector for each example, which the coefficients may depend on.
+"""Context maps h(y): a vector for each example, on which the coefficients may depend.
 
 The first entry of every h is the constant 1.
 """
@@ -23,13 +23,13 @@ Select = Callable[[PyTree[Array]], PyTree[Array]]
 
 
 class Context(NamedTuple):
-    """h(y), fixed once it is fitted to the data.
+    """A context map h(y), fixed after its fit to the data.
 
     Attributes:
       fit: `fit(key, data)` fits the map to the data, leaves `[N, ...]`, on the host.
       apply: `apply(fitted, params, batch)` gives h `[B, H]`, whose first column is 1.
-      moving: whether h looks at the parameters too, so that no mean of h over the data can be
-        known beforehand.
+      moving: whether h looks at the parameters too, so that its mean over the data is not known
+        beforehand.
     """
 
     fit: Callable[[Key[Array, ""], PyTree[Array]], PyTree[Array]]
@@ -38,7 +38,7 @@ class Context(NamedTuple):
 
 
 def as_matrix(batch: PyTree[Array], select: Select | None = None) -> Float[Array, "B C"]:
-    """Every example as one row: all leaves that `select` keeps, raveled and put side by side.
+    """Every example as one row: the leaves that `select` keeps, flattened and side by side.
 
     >>> as_matrix({"x": jnp.ones((5, 2)), "y": jnp.arange(5)}).shape
     (5, 3)
@@ -50,7 +50,7 @@ def as_matrix(batch: PyTree[Array], select: Select | None = None) -> Float[Array
 
 
 def constant() -> Context:
-    """h(y) = 1: no context at all."""
+    """The context h(y) = 1: none at all."""
     return Context(
         fit=lambda key, data: (),
         apply=lambda fitted, params, batch: jnp.ones((batch_size(batch), 1)),
@@ -58,7 +58,7 @@ def constant() -> Context:
 
 
 def raw(select: Select | None = None) -> Context:
-    """h(y) = [1, y]: the example as it is, as in the paper.
+    """The context h(y) = [1, y]: the example unchanged, as in the paper.
 
     Args:
       select: `select(example)`, the part of an example to look at; all leaves by default.
@@ -77,7 +77,7 @@ class Standardised(NamedTuple):
 
 
 def standardised(select: Select | None = None) -> Context:
-    """h(y) = [1, (y − mean) / scale]: the example, brought to unit scale column by column.
+    """The context h(y) = [1, (y − mean) / scale]: each column of the example at unit scale.
 
     Args:
       select: `select(example)`, the part of an example to look at; all leaves by default.
@@ -100,7 +100,7 @@ class RandomFeatures(NamedTuple):
       left: directions of the first factors of the products, `[C, K]`.
       right: directions of their second factors, `[C, K]`.
       hinges: directions of the hinges, `[C, M]`.
-      offsets: where they bend, `[M]`.
+      offsets: the places where the hinges bend, `[M]`.
     """
 
     scaling: Standardised
@@ -111,7 +111,7 @@ class RandomFeatures(NamedTuple):
 
 
 def random_features(number: int | None = None, select: Select | None = None) -> Context:
-    """h(y) = [1, z, zᵢzⱼ, max(Ωᵀz + b, 0)], z the standardised context: curved functions of it.
+    """The context h(y) = [1, z, zᵢzⱼ, max(Ωᵀz + b, 0)]: curved functions of z, the standardised y.
 
     Products are taken of all pairs of columns if there are at most 128, otherwise of pairs with a
     column of two values, such as a label: a difference between two classes is a product with their
@@ -140,7 +140,7 @@ def random_features(number: int | None = None, select: Select | None = None) -> 
             left=columns[:, i],
             right=columns[:, j],
             hinges=hinges,
-            offsets=-(bends * hinges.T).sum(1),
+            offsets=-(bends * hinges.T).sum(1),  # zero at its own row
         )
 
     def apply(fitted: RandomFeatures, params, batch):
@@ -156,13 +156,13 @@ def random_features(number: int | None = None, select: Select | None = None) -> 
 
 
 class Distinct(NamedTuple):
-    """The distinct contexts of the data but one, `[K − 1, C]`."""
+    """The distinct contexts of the data except the first, `[K − 1, C]`."""
 
     table: Float[Array, "K C"]
 
 
 def distinct(select: Select | None = None) -> Context:
-    """h(y) = [1, an indicator for each distinct row of the data]: exact if there are few.
+    """The context h(y) = [1, an indicator of each distinct row]: exact if there are few rows.
 
     For examples that are all categories. An example that is not in the data counts as the row that
     has no indicator.
@@ -186,7 +186,7 @@ def adaptive(most: int = 64, select: Select | None = None) -> Context:
     """`distinct` if the data has few distinct rows, otherwise `random_features`.
 
     Args:
-      most: the largest number of distinct rows that are told apart one by one.
+      most: the largest number of distinct rows for which `distinct` is used.
       select: `select(example)`, the part of an example to look at; all leaves by default.
     """
     few, many = distinct(select), random_features(select=select)
@@ -204,10 +204,10 @@ def adaptive(most: int = 64, select: Select | None = None) -> Context:
 def computed(
     function: Callable[[PyTree[Array], PyTree[Array]], PyTree[Array]], of: Context | None = None
 ) -> Context:
-    """h = [1, q] ⊗ h₀(y), with q a function of the parameters and the example.
+    """The context h = [1, q] ⊗ h₀(y), with q a function of the parameters and the example.
 
-    It follows the parameters at once, where coefficients would have to be learned anew. Useful for
-    the draws alone: the points need a mean over the data, which changes with every step.
+    The context follows the parameters at once, while coefficients would have to be learned anew.
+    It serves the draws alone: the points need its mean over the data, which changes at every step.
 
     Args:
       function: `function(params, example)`, for example the residual of the model without noise:
@@ -230,7 +230,7 @@ def computed(
 def mean_over(apply: Callable[[PyTree[Array]], Float[Array, "B H"]], data: PyTree[Array]):
     """h̄, the exact mean of h over the data, a few thousand rows at a time."""
     N = batch_size(data)
-    size = min(N, 4096)
+    size = min(N, 4096)  # bounds the memory of the features
     whole = N - N % size
     chunks = jax.tree.map(lambda y: y[:whole].reshape(whole // size, size, *y.shape[1:]), data)
     total = jax.lax.map(lambda part: apply(part).sum(0), chunks).sum(0)
@@ -258,25 +258,25 @@ def _rows(data: PyTree[Array], select: Select | None) -> np.ndarray:
 
 def _standardise(rows: np.ndarray) -> Standardised:
     scale = rows.std(0)
-    inverse = np.where(scale > 1e-8, 1 / np.where(scale > 1e-8, scale, 1), 0)
+    inverse = np.where(scale > 1e-8, 1 / np.where(scale > 1e-8, scale, 1), 0)  # constant columns: 0
     return Standardised(rows.mean(0), inverse.astype(rows.dtype))
 
 
 def _pairs(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs of columns i ≤ j to multiply, `[K]` each; the square of two values says nothing."""
+    """The pairs of columns i ≤ j to multiply, `[K]` each."""
     two_valued = np.array([len(np.unique(column)) <= 2 for column in z.T], bool)
     i, j = np.triu_indices(z.shape[1])
-    useful = ~((i == j) & two_valued[i])
+    useful = ~((i == j) & two_valued[i])  # the square of two values is affine in the column
     if useful.sum() > _MOST:
         useful &= two_valued[i] | two_valued[j]
-    if useful.sum() > _MOST:
+    if useful.sum() > _MOST:  # still too many: the hinges have to do
         useful[:] = False
     return i[useful], j[useful]
 
 
 def _directions(z: np.ndarray) -> int:
-    """Four times the number of directions that a kernel has in the contexts, within bounds."""
-    rows = z[:: max(1, len(z) // 512)][:512]
+    """Four times the effective rank of a kernel on the contexts, from 8 to 128."""
+    rows = z[:: max(1, len(z) // 512)][:512]  # an eigenvalue problem of 512: a fraction of a second
     square = np.maximum((rows**2).sum(1)[:, None] + (rows**2).sum(1)[None] - 2 * rows @ rows.T, 0)
     apart = square[square > 1e-6 * max(square.max(), 1e-12)]
     width = float(np.median(apart)) if apart.size else 1.0

@@ -1,4 +1,4 @@
-"""The transformation: where the correction is subtracted from the gradient.
+"""The transformation that subtracts the correction from the gradient.
 
 G̃ = Ĝ − Θᵀ φ̄,    φ̄ = 1/|B| Σ_b w(ε_b) ⊗ h(y_b)
 """
@@ -25,15 +25,15 @@ Order = Callable[[PyTree[Array], PyTree[Array]], PyTree[Array]]
 
 
 def apply_then_learn(before: PyTree[Array], after: PyTree[Array]) -> PyTree[Array]:
-    """Correct with the coefficients from before this batch was seen: unbiased."""
+    """Correct with the coefficients from before this batch: unbiased."""
     return before
 
 
 def learn_then_apply(before: PyTree[Array], after: PyTree[Array]) -> PyTree[Array]:
-    """Correct with coefficients that have learned from this very batch: the paper's order.
+    """Correct with coefficients that have learned from this very batch: the paper's order, biased.
 
-    Biased: the coefficients then depend on the draws they are multiplied with, so the correction
-    is no longer of mean zero. For comparison with the paper only.
+    The coefficients then depend on the draws with which they are multiplied, so the mean of the
+    correction is no longer zero. For comparison with the paper only.
     """
     return after
 
@@ -43,7 +43,7 @@ class ControlVariateState(NamedTuple):
 
     Attributes:
       coefficients: the learned state of the coefficients.
-      skipped: the number of batches that were passed through because they were not finite, `[]`.
+      skipped: the number of batches that passed uncorrected because they were not finite, `[]`.
     """
 
     coefficients: PyTree[Array]
@@ -51,7 +51,7 @@ class ControlVariateState(NamedTuple):
 
 
 class ControlVariate(NamedTuple):
-    """A control variate as two pure functions, once it has looked at the problem.
+    """A control variate as two pure functions, after its look at the problem.
 
     Attributes:
       init: `init(key)` gives the state.
@@ -78,9 +78,9 @@ def control_variate(
 ) -> optax.GradientTransformationExtraArgs:
     """An optax transformation that subtracts a learned correction of mean zero: G̃ = Ĝ − Θᵀ φ̄.
 
-    Put it first in an `optax.chain`: it must see the gradient of the batch whose draws it is
-    given. After clipping, accumulation or momentum the gradient is no longer that, and the
-    correction would be learned for the wrong target.
+    Put the transformation first in an `optax.chain`: it must see the gradient that its draws made.
+    Clipping, accumulation or momentum change the gradient, and the correction would be learned for
+    the wrong target.
 
     `update(grads, state, params, noise=..., batch=..., per_example=...)` takes
 
@@ -92,10 +92,10 @@ def control_variate(
       it. `Objective.per_example_gradients` gives them.
 
     Args:
-      key: for coefficients that are initialised at random.
-      objective: L, whose noise the draws come from.
+      key: the key for coefficients that are initialised at random.
+      objective: L, whose noise is drawn.
       params: θ, of which only shapes matter here.
-      data: leaves `[N, ...]`, which the coefficients are fitted to.
+      data: leaves `[N, ...]`, to which the coefficients are fitted.
       coefficients: Θ and h, and how they are learned, such as `quell.recognition_network()`.
       basis: w, functions of the noise of mean zero; `bases.linear()` by default.
       criterion: V, by which Θ is learned.
@@ -168,8 +168,9 @@ def started_control(
         finite = _tree.all_finite(updates, examples, unlearned)
         evidence = Evidence(w, params, batch, total, examples, flat.sizes, points, shared, finite)
         after = coefficients.learn(before, criterion, evidence)
+        # In the unbiased order nothing of this batch is in `used`, so that E[Θᵀφ̄] = 0.
         used = order(before, after)
-        subtracted = unlearned if used is before else correction(used)
+        subtracted = unlearned if used is before else correction(used)  # not twice
         controlled = total - jnp.where(finite, subtracted, 0)
         state = ControlVariateState(coefficients=after, skipped=state.skipped + ~finite)
         return flat.replace(updates, controlled), state
@@ -208,7 +209,7 @@ def _basis_means(
 
 
 def _with_leading_axes(spec: Noise, noise: PyTree[Array]) -> PyTree[Array]:
-    """Draws with leaves `[S, B or 1, ...]`, from that, `[B, ...]` or `[...]`."""
+    """Draws with leaves `[S, B or 1, ...]`, from leaves of this shape, `[B, ...]` or `[...]`."""
     shapes = shape_leaves(spec.shape)
     leaves, treedef = jax.tree.flatten(noise)
     leading = {jnp.shape(e)[: jnp.ndim(e) - len(s)] for e, s in zip(leaves, shapes)}
@@ -230,7 +231,7 @@ def _with_leading_axes(spec: Noise, noise: PyTree[Array]) -> PyTree[Array]:
 
 
 def _check_batch(expected: PyTree[Any], batch: PyTree[Array]) -> None:
-    """Refuse a batch that is missing, or whose rows are not like those of the data."""
+    """Refuse a batch that is missing, or whose rows are unlike the rows of the data."""
     got = row_shapes(batch)
     if got != expected:
         raise invalid(

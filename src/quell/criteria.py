@@ -17,7 +17,7 @@ __all__ = ["gradient_sum", "partial_gradients", "squared_difference"]
 
 
 class Evidence(NamedTuple):
-    """One batch, as the coefficients see it.
+    """One batch, as the coefficients see the batch.
 
     Attributes:
       w: the basis for each example, averaged over its draws, `[B, D]`.
@@ -29,7 +29,7 @@ class Evidence(NamedTuple):
       leaves: the number of entries of each controlled leaf; their sum is P.
       points: whether the points are controlled too.
       shared: whether all examples share one draw, so that their noise does not average out.
-      finite: whether all of it is finite; if not, nothing may be learned from it, `[]`.
+      finite: whether the batch is finite; otherwise nothing may be learned from it, `[]`.
     """
 
     w: Float[Array, "B D"]
@@ -44,11 +44,11 @@ class Evidence(NamedTuple):
 
 
 class Criterion(NamedTuple):
-    """A function that coefficients are learned by.
+    """A function that coefficients learn to minimise.
 
     Attributes:
       value: `value(Θ, h, evidence)`, a scalar to minimise over Θ `[D·H, P]` and the h `[B, H]`.
-      per_example: whether it needs the gradient of each example.
+      per_example: whether `value` needs the gradient of each example.
     """
 
     value: Callable[[Float[Array, "F P"], Float[Array, "B H"], Evidence], Float[Array, ""]]
@@ -56,12 +56,12 @@ class Criterion(NamedTuple):
 
 
 def mean_features(w: Float[Array, "B D"], h: Float[Array, "B H"]) -> Float[Array, " D*H"]:
-    """φ̄ = 1/|B| Σ_b w_b ⊗ h_b, without forming the terms."""
+    """The mean features φ̄ = 1/|B| Σ_b w_b ⊗ h_b, without forming the terms."""
     return ((w.T / w.shape[0]) @ h).ravel()
 
 
 def example_features(w: Float[Array, "B D"], h: Float[Array, "B H"]) -> Float[Array, "B D*H"]:
-    """φ_b = w_b ⊗ h_b for every example."""
+    """The features φ_b = w_b ⊗ h_b of every example."""
     return (w[:, :, None] * h[:, None, :]).reshape(w.shape[0], -1)
 
 
@@ -77,9 +77,9 @@ def best_multiplier(
     error, and within [0, 1]: zero without evidence.
     """
     divisor = jnp.where(tt > 0, tt, 1)
-    slope = gt / divisor
+    slope = gt / divisor  # of a regression of g on t through the origin
     residual = jnp.maximum(gg - slope * gt, 0)
-    error = jnp.sqrt(residual / divisor / jnp.maximum(n, 1))
+    error = jnp.sqrt(residual / divisor / jnp.maximum(n, 1))  # of the slope: a guard against luck
     return jnp.where(tt > 0, jnp.clip(slope - error, 0, 1), 0)
 
 

@@ -18,7 +18,7 @@ from quell._tree import batch_size, shape_leaves
 from quell.gaussian import Gaussian
 from quell.noise import Noise, normal
 
-_FEW = 16  # batches this many times larger than R are not taken apart: see below
+_FEW = 16  # a batch this many times larger than R is not split in two: see below
 
 
 class Variational(NamedTuple):
@@ -45,7 +45,7 @@ class Objective(NamedTuple):
     the whole batch has leaves `[S, 1, ...]`.
 
     Attributes:
-      loss: `loss(params, noise, example)`, a scalar: one example, one draw.
+      loss: `loss(params, noise, example)` gives a scalar for one example and one draw.
       noise: the base noise of one example.
       num_data: N, the number of data points the objective sums over.
       regulariser: `regulariser(params)`, the part without noise, such as a KL divergence.
@@ -61,7 +61,7 @@ class Objective(NamedTuple):
     def sample_noise(
         self, key: Key[Array, ""], batch_size: int, *, draws: int = 1, shared: bool = False
     ) -> PyTree[Array]:
-        """S draws for each example, or S draws shared by the batch."""
+        """Draw S times for each example, or S times for the whole batch."""
         return self.noise.sample(key, (draws, 1 if shared else batch_size))
 
     def value(
@@ -94,7 +94,7 @@ class Objective(NamedTuple):
     ) -> PyTree[Array | None]:
         """N ∂loss/∂θ for each example, averaged over its draws: leaves `[R, ...]`.
 
-        Scaled by N, so that their mean over the batch is the gradient of the noisy part of `value`.
+        The factor N makes their mean over the batch the gradient of the noisy part of `value`.
 
         Args:
           leaves: the leaves to differentiate (all by default); the others are None.
@@ -113,8 +113,8 @@ class Objective(NamedTuple):
     ) -> tuple[Float[Array, ""], PyTree[Array], PyTree[Array | None]]:
         """`value_and_gradient` and `per_example_gradients`, in one backward pass unless R is small.
 
-        The first R examples see copies of the chosen leaves, one each; the gradient of a copy is
-        that of its example.
+        Each of the first R examples sees its own copy of the chosen leaves; the gradient of the
+        copy is the gradient of the example.
         """
         B = batch_size(batch)
         R = B if first is None else min(first, B)
@@ -124,7 +124,7 @@ class Objective(NamedTuple):
             return *self.value_and_gradient(params, noise, batch), examples
         flat, treedef = jax.tree.flatten(params)
         picks = _tree.chosen(leaves, params)
-        axes = treedef.unflatten([0 if pick else None for pick in picks])
+        axes = treedef.unflatten([0 if pick else None for pick in picks])  # copies: one per example
         shared = jax.tree.leaves(noise)[0].shape[1] == 1
         rest = (
             noise if shared else jax.tree.map(lambda e: e[:, R:], noise),
@@ -147,6 +147,7 @@ class Objective(NamedTuple):
         ]
         total, (direct, copied) = jax.value_and_grad(value, argnums=(0, 1))(flat, copies)
         gradient = [d + c.sum(0) if pick else d for d, c, pick in zip(direct, copied, picks)]
+        # each copy carries the factor N/|B| of the mean; N is the scale of a single example
         per_example = [B * c if pick else None for c, pick in zip(copied, picks)]
         return total, treedef.unflatten(gradient), treedef.unflatten(per_example)
 
@@ -208,7 +209,7 @@ def negative_elbo(
 
     def sampled_loss(params, eps, example):
         w = family.sample(params, eps)
-        divergence = family.log_density(params, w) - log_prior(w)
+        divergence = family.log_density(params, w) - log_prior(w)  # once per data set, so 1/N here
         return divergence / num_data - log_likelihood(w, example)
 
     structure = Variational(log_likelihood, family, log_prior)

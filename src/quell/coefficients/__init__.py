@@ -1,4 +1,4 @@
-"""Coefficients Θ: how large each part of the correction is, and how that is learned."""
+"""Coefficients Θ: the size of each part of the correction, and ways to learn it."""
 
 from quell.coefficients._fixed import fixed as fixed
 from quell.coefficients._learned import context_free as context_free

@@ -8,7 +8,7 @@ from quell.coefficients._types import Coefficients, Sizes
 
 
 def fixed(value: ArrayLike) -> Coefficients:
-    """A Θ that is never learned: a number, or an array `[D, P]` over the controlled entries."""
+    """Fix Θ for good: a number, or an array `[D, P]` over the controlled entries."""
 
     def start(key, sizes: Sizes, params, data):
         shape = (sizes.basis, sizes.outputs)

@@ -57,10 +57,10 @@ class Trunk(NamedTuple):
 def context_free(
     optimizer: optax.GradientTransformation, *, targets: Targets | None = None
 ) -> Coefficients:
-    """One Θ `[D, P]` for every context, learned by `optimizer`; the paper's baseline.
+    """Learn one Θ `[D, P]` for every context by `optimizer`: the paper's baseline.
 
     Args:
-      optimizer: steps on Θ, at the scale of the targets.
+      optimizer: the optimiser that steps on Θ, at the scale of the targets.
       targets: the scale to learn at; `unit_scale()` by default.
     """
     nothing = Trunk(init=lambda key, x: (), apply=lambda params, x: x)  # of a context without width
@@ -76,7 +76,7 @@ def recognition_network(
     last_layer: Initializer = jax.nn.initializers.zeros,
     targets: Targets | None = None,
 ) -> Coefficients:
-    """Coefficients that are a neural network of the context: the paper's amortisation.
+    """Learn coefficients as a neural network of the context: the paper's amortisation.
 
     h(y) is a one and the output of the trunk; the last layer is Θ `[D·H, P]`. The trunk has ReLU
     after each layer and Xavier initialisation. Unlike the paper's, the network sees standardised
@@ -87,7 +87,7 @@ def recognition_network(
     Args:
       hidden: widths of the trunk's layers.
       optimizer: takes a step on the trunk and on Θ for every batch; Adam(1e-3) by default. Narrow
-        networks want a larger rate.
+        networks need a larger learning rate.
       network: in place of `hidden`, a trunk of your own: an `(init, apply)` pair or a Flax module
         (`init(key, x)`, `apply(params, x)` on `[B, C]`), or an Equinox module (called on `[C]`).
       context: the input of the trunk; `contexts.standardised()` by default.
@@ -112,7 +112,7 @@ def _learned(trunk: Trunk, context: Context, optimizer, last_layer, targets) -> 
         return jnp.concatenate([jnp.ones_like(features, shape=(len(x), 1)), features], axis=1)
 
     def start(key, sizes: Sizes, params, data):
-        fitted = context.fit(key, data)
+        fitted = context.fit(key, data)  # on the host; `init` must stay pure
         example = jax.tree.map(lambda leaf: leaf[:1], data)
 
         def init(key):
@@ -138,7 +138,7 @@ def _learned(trunk: Trunk, context: Context, optimizer, last_layer, targets) -> 
     def learn(state: Learned, criterion, evidence):
         weights = state.weights
         x = inputs(state.fitted, evidence.params, evidence.batch)
-        # The same expression as in the correction, which the compiler computes once.
+        # The same expression as in the correction, so that the compiler computes it once.
         prediction = mean_features(evidence.w, h(weights, x)) @ weights.theta
 
         def step():
@@ -148,7 +148,7 @@ def _learned(trunk: Trunk, context: Context, optimizer, last_layer, targets) -> 
             moved: Any = optax.apply_updates(weights, updates)
             return Learned(state.fitted, moved, optimizer_state, targets_state)
 
-        return jax.lax.cond(evidence.finite, step, lambda: state)
+        return jax.lax.cond(evidence.finite, step, lambda: state)  # one NaN would ruin all weights
 
     return Coefficients(start, context_features, predict, learn)
 

@@ -23,8 +23,8 @@ from quell.coefficients._types import Coefficients, Sizes
 from quell.contexts import Context, adaptive, mean_over, standardised
 from quell.criteria import Criterion, Evidence, best_multiplier, example_features, mean_features
 
-_SLOWER = 4  # how much rarer refreshes become after the first ones
-_SMALL = 32  # systems that LAPACK solves on one thread
+_SLOWER = 4  # factor by which refreshes become rarer after the first ones
+_SMALL = 32  # size up to which LAPACK solves a system on one thread
 
 
 class Block(NamedTuple):
@@ -33,7 +33,7 @@ class Block(NamedTuple):
     Attributes:
       x: regressors, `[rows, F]`.
       g: gradients, `[rows, P]`.
-      filled: how many rows there are, `[]`.
+      filled: the number of rows so far, `[]`.
     """
 
     x: Float[Array, "rows F"]
@@ -56,7 +56,7 @@ class Sums(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """How the candidates' corrections t did on rows not yet learned from, with forgetting.
+    """Scores of the candidates' corrections t on rows not yet learned from, with forgetting.
 
     Attributes:
       gt: Σ (g − ḡ)(t − t̄), `[C, leaves]`.
@@ -80,7 +80,7 @@ class LeastSquares(NamedTuple):
       block: the rows since the last refresh.
       memory: sums with forgetting, A `[J, F, F]` and R `[J, F, P]`.
       candidates: Θ of every candidate, `[C, F, P]`.
-      scores: how the candidates did.
+      scores: the scores of the candidates.
       theta: Θ in use: for each leaf its best candidate times its gate, `[F, P]`.
       step: steps so far, `[]`.
     """
@@ -104,10 +104,10 @@ def least_squares(
     memories: Sequence[float] = (4.0, 32.0),
     ridges: Sequence[float] = (1e-4, 1e-2),
 ) -> Coefficients:
-    """Closed-form coefficients for draws and points: no learning rate, safe from the first step.
+    """Solve for the coefficients of draws and points: no learning rate, safe from the first step.
 
-    With `criteria.partial_gradients` they learn from the gradients of examples, otherwise from the
-    gradient of the batch. They learn from a few examples of each batch, and apply to all.
+    With `criteria.partial_gradients` the coefficients learn from the gradients of a few examples of
+    each batch, otherwise from the gradient of the batch; they apply to all examples.
 
     Args:
       points: h'(y), the context for the intercept and the points; `contexts.adaptive()` by default.
@@ -132,7 +132,7 @@ def least_squares(
         H = jax.eval_shape(draws.apply, fitted[0], params, data).shape[1]
         P, L = sizes.outputs, len(sizes.leaves)
         F, J, C = sizes.basis * H + mean.shape[0], len(memories), len(memories) * len(ridges)
-        length = _SLOWER * every * examples
+        length = _SLOWER * every * examples  # rows between two late refreshes
 
         def zeros(*shape):
             return jnp.zeros(shape, sizes.dtype)
@@ -161,13 +161,13 @@ def least_squares(
         return phi @ state.theta[: phi.shape[-1]]
 
     def learn(state, criterion, evidence):
-        # Of the whole batch, as in the correction, so that the compiler computes them once.
+        # Features of the whole batch, as in the correction: the compiler computes them once.
         h = context_features(state, evidence.params, evidence.batch, evidence.w.shape[0])
         h_points = intercept(state, evidence.params, evidence.batch)
         x, g = _regressors(criterion, evidence, h, h_points, examples)
         block = _add(state.block, x, g, evidence.finite)
         step = state.step + evidence.finite
-        period = jnp.where(step <= 16 * every, every, _SLOWER * every)
+        period = jnp.where(step <= 16 * every, every, _SLOWER * every)  # quick at first, then cheap
         full = evidence.finite & (step % period == 0)
         state = state._replace(block=block, step=step)
         # A loop of one turn or none works in place, where a branch would copy all of the sums.
@@ -181,6 +181,7 @@ def least_squares(
         block = _sums(state.block)
         one = state.theta.shape[0] - state.mean.shape[0]  # where the constant 1 of h' stands
         used = state.candidates if evidence.points else state.candidates.at[:, one:].set(0)
+        # Judged before learning: a score on rows that were learned from would flatter.
         scores = _forget(state.scores, 0.75, _judge(used, block, one, evidence.leaves))
         forget = jnp.exp(-1 / jnp.asarray(memories, state.theta.dtype))[:, None, None]
         A = forget * state.memory[0] + block.A
@@ -205,7 +206,7 @@ def least_squares(
 
 
 def _mean(points: Context, fitted, params, data) -> Float[Array, " H2"]:
-    """h̄', or zeros for a moving map, which has no mean and cannot control the points."""
+    """The mean h̄', or zeros for a moving map, which cannot control the points."""
     if points.moving:
         shape = jax.eval_shape(points.apply, fitted, params, data)
         return jnp.zeros(shape.shape[1], shape.dtype)
@@ -219,7 +220,7 @@ def _regressors(
     intercept: Float[Array, "B H2"],
     examples: int,
 ) -> tuple[Float[Array, "R F"], Float[Array, "R P"]]:
-    """Regressors [w ⊗ h, h'] and gradients: of the first examples, or of the batch as one row."""
+    """Regressors [w ⊗ h, h'] and gradients of the first examples, or of the batch as one row."""
     w, g = evidence.w, evidence.per_example
     if criterion.per_example and g is not None:
         R = min(examples, g.shape[0])
@@ -229,7 +230,7 @@ def _regressors(
 
 
 def _add(block: Block, x, g, finite) -> Block:
-    """The block with these rows; where they are not finite, the next ones will overwrite them."""
+    """The block with these rows; rows that are not finite will be overwritten by the next."""
     put = jax.lax.dynamic_update_slice_in_dim
     return Block(
         x=put(block.x, x, block.filled, axis=0),
@@ -245,21 +246,21 @@ def _sums(block: Block) -> Sums:
 
 
 def _solve(A: Float[Array, "J F F"], R: Float[Array, "J F P"], ridges) -> Float[Array, "C F P"]:
-    """(A + r mean(diag A) I) Θ = R for every memory and ridge."""
+    """The solution Θ of (A + r mean(diag A) I) Θ = R for every memory and ridge."""
     F, dtype = A.shape[-1], A.dtype
-    size = jnp.trace(A, axis1=-2, axis2=-1) / F + jnp.finfo(dtype).tiny
+    size = jnp.trace(A, axis1=-2, axis2=-1) / F + jnp.finfo(dtype).tiny  # A may be zero
     ridge = jnp.asarray(ridges, dtype)[:, None, None, None] * size[:, None, None]
     systems = (A + ridge * jnp.eye(F, dtype=dtype)).reshape(-1, F, F)
     theta = jax.vmap(_solve_halves)(systems, jnp.tile(R, (len(ridges), 1, 1)))
-    solved = jnp.isfinite(theta).all((1, 2), keepdims=True)
+    solved = jnp.isfinite(theta).all((1, 2), keepdims=True)  # else no correction
     return jnp.where(solved, theta, 0)
 
 
 def _solve_halves(A: Float[Array, "F F"], R: Float[Array, "F P"]) -> Float[Array, "F P"]:
     """A⁻¹R for a positive definite A, by halves down to blocks that one thread factorises.
 
-    LAPACK shares larger blocks between threads, which wait for each other on a busy machine: a
-    factorisation every few steps of a compiled loop then takes milliseconds.
+    LAPACK shares larger blocks between threads, which wait for each other on a busy machine: one
+    factorisation would then take milliseconds.
     """
     F = A.shape[0]
     if F <= _SMALL:
@@ -274,7 +275,7 @@ def _solve_halves(A: Float[Array, "F F"], R: Float[Array, "F P"]) -> Float[Array
 
 def _judge(theta: Float[Array, "C F P"], block: Sums, one: int, leaves: tuple[int, ...]) -> Scores:
     """Centred sums of products of gradients g and corrections t = Θᵀx over the rows of a block."""
-    n, sum_x, sum_g = block.A[one, one], block.A[one], block.R[one]
+    n, sum_x, sum_g = block.A[one, one], block.A[one], block.R[one]  # the 1 counts
     sum_t = (theta * sum_x[:, None]).sum(1)
     gt = (theta * block.R).sum(1) - sum_t * sum_g / n
     tt = jnp.stack([(t * (block.A @ t)).sum(0) for t in theta]) - sum_t**2 / n

@@ -11,13 +11,13 @@ from quell.coefficients._types import Coefficients, Sizes
 
 
 class RunningAverage(NamedTuple):
-    """Sums with forgetting.
+    """Running sums with forgetting.
 
     Attributes:
-      mean: of the gradient, `[P]`.
-      covariance: of the basis with the gradient, `[D, P]`.
-      variance: of the basis, `[D]`.
-      weight: of all three, `[]`.
+      mean: sum of the gradient, `[P]`.
+      covariance: sum of the products of basis and gradient, `[D, P]`.
+      variance: sum of the squared basis, `[D]`.
+      weight: the weight of all three sums, `[]`.
     """
 
     mean: Float[Array, " P"]
@@ -27,13 +27,13 @@ class RunningAverage(NamedTuple):
 
 
 def running_average(decay: float = 0.99) -> Coefficients:
-    """C* = Cov[g, w] / Var[w] from the steps so far, one basis function at a time.
+    """Average C* = Cov[g, w] / Var[w] over the steps so far, one basis function at a time.
 
-    Context-free. It learns from the gradient of each example if the criterion needs it, otherwise
-    from the gradient of the batch.
+    Context-free. C* is learned from the gradient of each example if the criterion needs it,
+    otherwise from the gradient of the batch.
 
     Args:
-      decay: forgetting, in (0, 1]; 1 averages over everything.
+      decay: forgetting, in (0, 1]; 1 averages over all steps.
     """
     check_decay(decay)
 
@@ -50,7 +50,7 @@ def running_average(decay: float = 0.99) -> Coefficients:
         return jnp.ones((B, 1), state.mean.dtype)
 
     def predict(state, phi):
-        seen = state.variance > 0
+        seen = state.variance > 0  # no correction before the first step
         theta = state.covariance / jnp.where(seen, state.variance, 1)[:, None]
         return phi @ jnp.where(seen[:, None], theta, 0)
 
@@ -61,7 +61,7 @@ def running_average(decay: float = 0.99) -> Coefficients:
             g, w = evidence.total[None], evidence.w.mean(0, keepdims=True)
         weight = decay * state.weight + 1
         mean = decay * state.mean + g.mean(0)
-        centred = g - mean / weight
+        centred = g - mean / weight  # E[w] = 0, so this only lowers the variance
         learned = RunningAverage(
             mean=mean,
             covariance=decay * state.covariance + w.T @ centred / w.shape[0],

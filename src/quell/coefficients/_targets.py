@@ -1,4 +1,4 @@
-"""Targets: the gradients as coefficients learn them, and how far the correction can be trusted.
+"""Targets: the gradients as coefficients learn them, and a gate on the correction.
 
 With `unit_scale` the running mean of the gradient is taken out and every entry is divided by its
 spread, so that one learning rate serves gradients of any size. The correction is multiplied by a
@@ -17,11 +17,11 @@ from quell._tree import leaf_means
 from quell.coefficients._types import Sizes
 from quell.criteria import Criterion, Evidence, best_multiplier
 
-_OUTLIER = 10.0  # standard deviations; gradients further out are brought there
+_OUTLIER = 10.0  # standard deviations at which gradients are clipped
 
 
 class Targets(NamedTuple):
-    """A way to bring gradients to the scale that coefficients are learned at.
+    """A way to bring gradients to the scale at which coefficients are learned.
 
     Attributes:
       init: `init(sizes)` gives the state.
@@ -41,12 +41,12 @@ class Statistics(NamedTuple):
     """Running sums of the gradient of one example, with forgetting.
 
     Attributes:
-      mean: of the gradient, `[P]`.
-      square: of its squared deviation, `[P]`.
+      mean: sum of the gradient, `[P]`.
+      square: sum of its squared deviation, `[P]`.
       weight: the weight of both sums, so that sum / weight is the average, `[]`.
-      gt: of the product of gradient and ungated correction, averaged over each leaf, `[P]`.
-      tt: of the squared correction, likewise, `[P]`.
-      gg: of the squared gradient, likewise, `[P]`.
+      gt: sum of the product of gradient and ungated correction, averaged over each leaf, `[P]`.
+      tt: sum of the squared correction, averaged likewise, `[P]`.
+      gg: sum of the squared gradient, averaged likewise, `[P]`.
     """
 
     mean: Float[Array, " P"]
@@ -58,10 +58,10 @@ class Statistics(NamedTuple):
 
 
 def unit_scale(*, decay: float = 0.99, per_leaf: bool = False, gated: bool = True) -> Targets:
-    """Gradients of mean zero and unit spread, and a gate on the correction.
+    """Bring gradients to mean zero and unit spread, with a gate on the correction.
 
-    A gradient far off, as when a variance passes close to zero, would inflate the spread, and with
-    it the correction, for as long as it is remembered; so it counts as ten standard deviations.
+    An outlier, as when a variance passes close to zero, would inflate the spread and the correction
+    for as long as it is remembered, so gradients are clipped to ten standard deviations.
 
     Args:
       decay: forgetting of the running sums, in (0, 1].
@@ -82,7 +82,7 @@ def unit_scale(*, decay: float = 0.99, per_leaf: bool = False, gated: bool = Tru
         return s * best_multiplier(state.gt, state.tt, state.gg, state.weight) if gated else s
 
     def update(state: Statistics, criterion, evidence, prediction):
-        correction = prediction * deviation(state)
+        correction = prediction * deviation(state)  # ungated: the gate must be able to reopen
         if not criterion.per_example:
             evidence = evidence._replace(per_example=None)
         evidence = _without_outliers(state, deviation(state), evidence)
@@ -111,7 +111,7 @@ def unit_scale(*, decay: float = 0.99, per_leaf: bool = False, gated: bool = Tru
             gg=by_leaf(state.gg, centred**2),
         )
         s = deviation(state)
-        inverse = jnp.where(s > 0, 1 / jnp.where(s > 0, s, 1), 0)
+        inverse = jnp.where(s > 0, 1 / jnp.where(s > 0, s, 1), 0)  # a constant entry: 0
         return state, evidence._replace(
             total=(evidence.total - centre) * inverse,
             per_example=None if examples is None else (examples - centre) * inverse,
@@ -121,10 +121,10 @@ def unit_scale(*, decay: float = 0.99, per_leaf: bool = False, gated: bool = Tru
 
 
 def raw_targets(scale: float) -> Targets:
-    """Gradients as they come, divided by one number and neither centred nor gated.
+    """Divide gradients by one number, and neither centre nor gate them.
 
     The literal reading of the paper, for its reproduction: with scale N the targets are Σ_b g_b up
-    to a factor, with scale |B| the coefficients are those of N/|B| Σ_b g_b.
+    to a factor, with scale |B| the coefficients belong to N/|B| Σ_b g_b.
     """
     check_positive("scale", scale, 1.0)
 
@@ -145,7 +145,7 @@ def raw_targets(scale: float) -> Targets:
 def _without_outliers(state: Statistics, s: Any, evidence: Evidence) -> Evidence:
     """Gradients within ten standard deviations of the mean of the steps before."""
     centre = state.mean / jnp.maximum(state.weight, 1)
-    reach = jnp.where(s > 0, _OUTLIER * s, jnp.inf)
+    reach = jnp.where(s > 0, _OUTLIER * s, jnp.inf)  # no limit before there is a spread
 
     def within(g, reach):
         return jnp.clip(g, centre - reach, centre + reach)

@@ -14,7 +14,7 @@ class Sizes(NamedTuple):
     Attributes:
       basis: D, the number of functions in the basis.
       leaves: the number of entries of each controlled leaf; their sum is P.
-      dtype: of the gradients.
+      dtype: the dtype of the gradients.
     """
 
     basis: int
@@ -28,7 +28,7 @@ class Sizes(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Θ and the context map h it goes with.
+    """Coefficients Θ with their context map h.
 
     Attributes:
       start: `start(key, sizes, params, data)` looks at the data once, on the host, and gives

@@ -39,9 +39,7 @@ def variance_ratio(*, gradients: int = 64, against: Estimator | None = None) -> 
             theirs = objective.gradient(seen.params, noise, batch.examples)
             return flatten(ours), flatten(theirs)
 
-        ours, theirs = jax.lax.map(
-            one, jax.random.split(seen.key, gradients)
-        )  # one by one, for less memory
+        ours, theirs = jax.lax.map(one, jax.random.split(seen.key, gradients))  # saves memory
         return ours.var(0).sum() / theirs.var(0).sum()
 
     return ratio
