@@ -1,4 +1,4 @@
-"""Compare estimators on one problem, in one run."""
+"""A comparison of estimators on one problem, in one run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,14 +28,14 @@ BASELINES: Mapping[str, Estimator] = {
 """The estimators to beat: more draws, antithetic draws and larger batches."""
 
 _ADAM = optax.adam(1e-2)
-_CEILING = 0.1  # share of the time
+_CEILING = 0.1  # share of the time for the ceilings
 
 
 class Comparison(NamedTuple):
     """Estimators side by side, the most efficient first; see `quell.compare`.
 
     Attributes:
-      rows: by efficiency, the best first.
+      rows: the measurements, the most efficient estimator first.
       unavailable: the reason why an estimator has no row, by its name.
       best_baseline: name and batch size of the best baseline.
       ceilings: for each basis, the share of the draws' variance that remains under the best
@@ -43,7 +43,7 @@ class Comparison(NamedTuple):
       num_data: N.
       num_params: P.
       num_steps: steps of training before the parameters were frozen.
-      target: the objective whose time was measured, if any.
+      target: the value of the objective to which the time was measured, if any.
     """
 
     rows: tuple[Row, ...]
@@ -57,9 +57,9 @@ class Comparison(NamedTuple):
 
     def __repr__(self) -> str:
         best = self.rows[0]
-        where = f"{best.name} at batch size {best.batch_size}"
+        leader = f"{best.name} at batch size {best.batch_size}"
         gain = f"{best.efficiency_vs_best:.2f} × the best baseline"
-        return f"Comparison({len(self.rows)} rows, best: {where}, {gain})"
+        return f"Comparison({len(self.rows)} rows, best: {leader}, {gain})"
 
     def __str__(self) -> str:
         return _report(self)
@@ -97,34 +97,34 @@ def compare(
     target_steps: int = 10_000,
     report: Callable[[str, int], None] | None = None,
 ) -> Comparison:
-    """Variance × time of estimators on the same problem, at the same parameters.
+    """Compare estimators by variance × time on the same problem, at the same parameters.
 
     The noise of a run of fixed length in seconds is (variance of a step) × (seconds per step), so
-    the efficiency of an estimator is the ratio of these products. It is given against one plain
-    draw at the same batch size, and against the best of the baselines, which are plain and
-    antithetic draws, one pair and several, at every batch size.
+    the efficiency of an estimator is the ratio of these products. The efficiency is given against
+    one plain draw at the same batch size, and against the best baseline at any batch size; the
+    baselines are plain and antithetic draws, few and many.
 
     With `num_steps` the model is first trained on the gradients of a driver, and the state of every
     estimator learns along that run, from batches of its own, as it would in training (along its
-    last ten seconds, if steps are slow). Without, the parameters stay fixed and the states learn
-    there; estimators that remember earlier parameters, such as SVRG, then look better than they
+    last ten seconds, if steps are slow). Otherwise the parameters stay fixed while the states
+    learn; estimators that remember earlier parameters, such as SVRG, then look better than they
     are in training.
 
     Args:
-      key: for everything that is random.
+      key: the key for all randomness.
       objective: L.
-      params: θ, from which the training starts, or at which the comparison is made without one.
+      params: θ, the start of the training, or the place of the comparison without training.
       data: a pytree with leaves `[N, ...]`.
       estimators: estimators by name.
       batch_sizes: each estimator is measured at each of them; sizes above N become N.
       baselines: the estimators to beat, one of them called "plain"; measured as well.
       num_steps: T, the number of steps of training before the parameters are frozen.
-      optimizer: for the training; Adam with rate 0.01 by default. Its update is part of the time of
-        a step.
-      driver: the estimator to train with; plain by default. Noisy gradients shake the parameters,
+      optimizer: the optimiser of the training; Adam with rate 0.01 by default. Its update is part
+        of the time of a step.
+      driver: the estimator of the training; plain by default. Noisy gradients shake the parameters,
         and coefficients then have more to follow than they would on gradients of their own.
       seconds: the time to measure, not counting compilation and training.
-      target: an objective; if given, each estimator also trains until it is reached.
+      target: a value of the objective; if given, each estimator also trains until it reaches it.
       target_steps: the most steps of such a training.
       report: `report(name, batch_size)`, called before each estimator is measured.
 

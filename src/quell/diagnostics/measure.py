@@ -1,4 +1,4 @@
-"""Measure a gradient estimator at fixed parameters."""
+"""The measurement of a gradient estimator at fixed parameters."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from quell.estimators._types import Estimator, batch_of, check_estimator
 from quell.objective import Objective
 from quell.training.loop import start_key
 
-# Shares of the time.
+# Shares of the time; the variance needs most, since its error falls as one over the square root.
 _WARM_UP, _REFERENCE, _TIMING, _CEILING, _VARIANCE = 0.15, 0.15, 0.15, 0.15, 0.4
 
 
@@ -32,19 +32,19 @@ def measure(
     warm_up: int = 1000,
     seconds: float = 5.0,
 ) -> Measurement:
-    """The noise of a gradient estimator at given parameters, split by its causes, and its cost.
+    """Measure the noise of a gradient estimator at given parameters, split by cause, and its cost.
 
-    The gradient G(B, ε) depends on which points are in the batch and on the draws. With the
-    estimator's state frozen, the trace of its covariance falls into three parts that add up:
+    The gradient G(B, ε) depends on the points of the batch and on the draws. With the state of the
+    estimator frozen, the trace of its covariance is the sum of three parts:
 
         total        T = tr Cov[G]
         points       Q = tr Cov_B[ E_ε[G | B] ]      remains if the draws are averaged out
         draws        D = tr Cov_ε[ E_B[G | ε] ]      remains if the batches are averaged out
         interaction  I = T − Q − D                   draws whose effect depends on the points
 
-    By the law of total variance D + I = E_B[tr Cov_ε[G | B]] is all that can be gained from the
-    draws once the batch is known (`draws_given_points`). A correction that does not look at the
-    points can at best remove D; the interaction takes one that does.
+    By the law of total variance D + I = E_B[tr Cov_ε[G | B]] is the most that can be gained from
+    the draws when the batch is known (`draws_given_points`). A correction that does not look at the
+    points can at best remove D; to remove the interaction, it must look at them.
 
     The parts come from independent blocks, each with 4 batches (drawn without replacement) crossed
     with 4 keys: in a block the mean squares of the two-way table give unbiased estimates of Q, D
@@ -56,15 +56,15 @@ def measure(
     correction, so it is small and never negative for an unbiased estimator.
 
     Args:
-      key: for everything that is random.
+      key: the key for all randomness.
       objective: L, a user's own or a model's.
       params: θ.
       data: a pytree with leaves `[N, ...]`.
       estimator: the estimator, such as `quell.monte_carlo()`.
       batch_size: |B|.
       state: the estimator's state, such as `fit(...).estimator_state`, for estimators that make no
-        choices when they are started, or the same ones. By default the first state, after learning.
-      warm_up: steps for which the default state learns at the fixed parameters.
+        choices at the start, or the same choices. By default the first state, after learning.
+      warm_up: the number of steps for which the default state learns at the fixed parameters.
       seconds: the time to take, not counting compilation. More time gives narrower intervals.
 
     Returns:
@@ -114,7 +114,7 @@ def measure(
 
 
 def _check_state(state: PyTree[Array], expected: PyTree[Array]) -> None:
-    """Refuse the state of another estimator, or of the same one after other choices."""
+    """Refuse the state of another estimator, or of the same estimator after other choices."""
     if jax.tree.map(jnp.shape, state) != jax.tree.map(jnp.shape, expected):
         raise invalid(
             "state",

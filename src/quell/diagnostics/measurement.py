@@ -1,4 +1,4 @@
-"""A measurement, as a record that prints, plots and saves itself."""
+"""Measurements: records that print, plot and save themselves."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,13 +8,13 @@ from quell.diagnostics.statistics import Interval, Parts, quotient
 
 
 class Ratios(NamedTuple):
-    """One measurement over another, usually the plain estimator's at the same batch size.
+    """Ratios of two measurements, usually to the plain estimator at the same batch size.
 
     Attributes:
-      total: of the trace of the covariance.
-      draws_given_points: of the part that remains once the batch is known.
-      points: of the part that remains once the draws are averaged out.
-      norm_variance: of Var‖G‖, as the paper reports it.
+      total: the ratio of the traces of the covariance.
+      draws_given_points: the ratio of the parts that remain when the batch is known.
+      points: the ratio of the parts that remain when the draws are averaged out.
+      norm_variance: the ratio of Var‖G‖, which the paper reports.
     """
 
     total: Interval
@@ -28,19 +28,19 @@ class Measurement(NamedTuple):
 
     Attributes:
       parts: the trace of the covariance, split into points, draws and interaction.
-      leaves: the same for each leaf of the parameters, by its path.
+      leaves: the parts of each leaf of the parameters, by its path.
       norm_variance: Var‖G‖, the variance of the norm, which the paper reports.
       bias_z: the z-score of the bias against the reference; above 4 the estimator is biased.
-      squared_bias: ‖E[G] − ∇L‖², without bias itself, so it may be below zero.
+      squared_bias: an unbiased estimate of ‖E[G] − ∇L‖², which may be below zero.
       signal_to_noise: ‖E[G]‖² / tr Cov[G].
       seconds_per_step: the median time of a compiled step.
       peak_memory: bytes that one estimate needs besides its inputs, if the device can tell.
       ceilings: for each basis, the share of the draws' variance of one plain draw that remains
-        under the best coefficients, or the reason why it is not known.
+        under the best coefficients, or the reason why the share is not known.
       batch_size: |B|.
       num_data: N.
       num_params: P.
-      evaluations: the number of gradients that the variance was estimated from.
+      evaluations: the number of gradients behind the variance.
     """
 
     parts: Parts
@@ -67,7 +67,7 @@ class Measurement(NamedTuple):
         return _report(self)
 
     def ratio_to(self, reference: "Measurement") -> Ratios:
-        """This measurement over another, with intervals for two independent measurements."""
+        """Divide this measurement by another, with intervals for independent measurements."""
         ours, theirs = self.parts, reference.parts
         return Ratios(
             total=quotient(ours.total, theirs.total),

@@ -1,4 +1,4 @@
-"""Estimators ranked by variance × time: the measurements behind `compare` and `recommend`."""
+"""Rankings of estimators by variance × time: the measurements behind `compare`."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,7 +26,7 @@ from quell.estimators._types import Estimator, Started, check_estimator
 from quell.objective import Objective
 from quell.training.short import short_training
 
-_SIGNIFICANT = 5.0  # z-scores of plain gradients with rare large entries come up to 4.4
+_SIGNIFICANT = 5.0  # plain gradients with rare large entries reach z-scores of 4.4
 _FOLLOW = 10.0  # the most seconds for which a state learns along a run
 _PATH_NUMBERS = 2**25  # the most numbers in the path of a run
 _REFERENCE, _WARM_UP, _VARIANCE, _TIMING = 0.1, 0.1, 0.45, 0.35  # shares of the time
@@ -39,15 +39,16 @@ class Row(NamedTuple):
       name: the estimator.
       batch_size: |B|.
       variance_total: the trace of the covariance of the gradient, with its interval.
-      variance_draws: the part that remains once the batch is known.
-      variance_points: the part that remains once the draws are averaged out.
+      variance_draws: the part that remains when the batch is known.
+      variance_points: the part that remains when the draws are averaged out.
       bias_z: the z-score of the bias.
-      error: the variance, plus the squared bias if it is significant.
+      error: the variance, plus the squared bias if the bias is significant.
       seconds_per_step: the median time of a compiled step.
-      efficiency_vs_plain: error × time of one plain draw at this batch size, over this one's.
-      efficiency_vs_best: the same against the best baseline at any batch size.
-      seconds_to_target: steps until the target was reached × seconds per step; None if it was not
-        asked for or not reached.
+      efficiency_vs_plain: error × time of one plain draw at this batch size, over error × time of
+        the estimator.
+      efficiency_vs_best: the same ratio against the best baseline at any batch size.
+      seconds_to_target: steps until the target was reached × seconds per step; None without a
+        target, or if it was not reached.
     """
 
     name: str
@@ -82,10 +83,10 @@ class Ranking(NamedTuple):
     """Measured estimators.
 
     Attributes:
-      rows: by efficiency, the best first.
+      rows: the measurements, the most efficient estimator first.
       best_baseline: name and batch size of the best baseline.
       unavailable: the reason why an estimator has no row, by its name.
-      params: the parameters at which all were measured.
+      params: the parameters at which all estimators were measured.
     """
 
     rows: list[Row]
@@ -109,7 +110,7 @@ def ranked(
     seconds: float,
     report: Callable[[str, int], None] | None = None,
 ) -> Ranking:
-    """The rows of a comparison; `estimators` includes the baselines, which are given by name."""
+    """Measure and rank estimators, among them the baselines, which are given by name."""
     _check_estimators(estimators, baselines)
     sizes = _checked_sizes(batch_sizes, objective.num_data)
     train_key, reference_key, start_key, each_key, timing_key = jax.random.split(key, 5)
@@ -134,14 +135,14 @@ def ranked(
     loops, states, found, unavailable = {}, {}, {}, {}
     for name, estimator in estimators.items():
         try:
-            started = estimator.start(start_key, objective, params, data)
+            started = estimator.start(start_key, objective, params, data)  # one key for all: fair
             for size in sizes:
                 if report:
                     report(name, size)
                 measured = _measured(each_key, spot, started, size, share)
                 loops[name, size], states[name, size], found[name, size] = measured
         except ValueError as error:
-            if name == "plain":  # there is nothing to compare with
+            if name == "plain":  # without it there is nothing to compare with
                 raise
             unavailable[name] = f"not available: {error}"
     times = seconds_per_step(timing_key, loops, states, seconds=_TIMING * seconds)
@@ -219,12 +220,12 @@ def _rows(
 
 
 def _ratio(a: float, b: float) -> float:
-    """a / b, of which both are zero if there is no noise at all."""
+    """The ratio a / b; both are zero if there is no noise at all."""
     return a / b if b else 1.0
 
 
 def _error(found: VarianceComponents) -> float:
-    """The variance, plus the squared bias if it is significant."""
+    """The variance, plus the squared bias if the bias is significant."""
     bias = found.squared_bias if found.bias_z > _SIGNIFICANT else 0.0
     return max(found.parts.total.value, 0.0) + max(bias, 0.0)
 
@@ -235,7 +236,7 @@ def _check_estimators(estimators: Mapping[str, Estimator], baselines: Collection
     if "plain" not in baselines:
         raise invalid(
             "baselines",
-            expected='one called "plain"',
+            expected='a baseline called "plain"',
             got=list(baselines),
             advice="Add plain=quell.monte_carlo().",
         )
@@ -246,7 +247,7 @@ def _checked_sizes(batch_sizes: Sequence[int], N: int) -> list[int]:
     if not sizes or sizes[0] < 1:
         raise invalid(
             "batch_sizes",
-            expected="at least one, all positive",
+            expected="at least one batch size, all positive",
             got=tuple(batch_sizes),
             advice="Try (10, 100).",
         )

@@ -1,4 +1,4 @@
-"""The estimator to use on a problem: measured there, within a budget."""
+"""The recommendation of an estimator for a problem, from measurements within a budget."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ from quell.estimators._sampling import antithetic, monte_carlo
 from quell.estimators._types import Estimator
 from quell.objective import Objective
 
-_WEIGHTS, _TABLE = 16, 2**23  # the most weights, and entries of a table, for `joint`
-_MARGIN = 1.05  # the efficiency from which anything but plain is worth having
+_WEIGHTS, _TABLE = 16, 2**23  # the most weights (d² Hessian entries) and table entries of `joint`
+_MARGIN = 1.05  # the least efficiency of a recommendation: below it, the gain may be noise
 
 
 class Recommendation(NamedTuple):
@@ -27,7 +27,7 @@ class Recommendation(NamedTuple):
     Attributes:
       name: the name of the recommended estimator.
       estimator: the estimator itself, for `fit`.
-      candidates: all that were measured, the most efficient first.
+      candidates: the measured estimators, the most efficient first.
       batch_size: |B|, for which the choice holds.
     """
 
@@ -70,20 +70,20 @@ def recommend(
     optimizer: optax.GradientTransformation | None = None,
     num_steps: int = 500,
 ) -> Recommendation:
-    """The estimator with the best variance × time on this problem; plain if nothing beats it.
+    """Recommend the estimator with the least variance × time, or plain if nothing beats plain.
 
-    The candidates learn along a short training on plain gradients, as they would in a long one, and
-    are measured at its end.
+    The candidates learn along a short training on plain gradients, as they would in a long
+    training, and are measured at its end.
 
     Args:
-      key: for everything that is random.
+      key: the key for all randomness.
       objective: L.
-      params: θ, from which the training starts.
+      params: θ, the start of the training.
       data: leaves `[N, ...]`.
       batch_size: |B|.
       seconds: the time to measure, not counting compilation and the short training.
-      optimizer: of the short training; Adam with rate 0.01 by default. Its update is part of the
-        time of a step.
+      optimizer: the optimiser of the short training; Adam with rate 0.01 by default. Its update is
+        part of the time of a step.
       num_steps: the number of steps of the short training.
 
     Returns:
@@ -111,9 +111,9 @@ def recommend(
 
 
 def candidates(objective: Objective, params: PyTree[Array]) -> dict[str, Estimator]:
-    """The estimators that `recommend` chooses from, by name.
+    """The candidates of `recommend`, by name.
 
-    The joint control variate is among them for a variational objective of few weights.
+    The joint control variate is a candidate for variational objectives with few weights.
     """
     found = {
         "plain": monte_carlo(),

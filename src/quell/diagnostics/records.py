@@ -1,4 +1,4 @@
-"""Helpers of records: values for JSON, text tables, and the versions that numbers came from."""
+"""Helpers of records: values for JSON, text tables, and the versions behind the numbers."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """The machine and the versions that numbers were measured with."""
+    """The machine and the package versions with which numbers were measured."""
     found = {"python": platform.python_version(), "machine": platform.machine()}
     for package in ("quell", "jax", "jaxlib", "optax", "numpy", *packages):
         try:

@@ -13,7 +13,7 @@ from quell import _tree
 from quell._tree import batch_size, number_of_parameters
 from quell.objective import Objective
 
-_PASSES = 1000  # the most passes; their mean is precise enough for any estimator
+_PASSES = 1000  # the most passes: their mean is precise enough for every estimator
 _CHUNK_NUMBERS = 2**22  # the most numbers that a chunk of rows may hold at once
 
 
@@ -22,7 +22,7 @@ class Reference(NamedTuple):
 
     Attributes:
       mean: the mean over passes, `[P]`.
-      standard_error: of each entry of the mean, `[P]`.
+      standard_error: the standard error of each entry of the mean, `[P]`.
       passes: the number of passes over the data.
     """
 
@@ -39,12 +39,12 @@ def full_gradient(
     *,
     seconds: float,
 ) -> Reference:
-    """∇L(θ) by averaging passes over all points, each with a draw of its own.
+    """Average ∇L(θ) over passes through all points, with one draw for each point and pass.
 
     Every pass sees every point, so the points add no noise; passes differ by their draws alone.
 
     Args:
-      key: for the draws.
+      key: the key for the draws.
       objective: L.
       params: θ.
       data: leaves `[N, ...]`.
@@ -53,7 +53,7 @@ def full_gradient(
     flat = _tree.flattener(None, params)
     one_pass = jax.jit(lambda key, params, data: flat.flatten(_pass(key, objective, params, data)))
     first = np.asarray(one_pass(jax.random.fold_in(key, 0), params, data), float)
-    # Sums of differences from the first pass, which keeps their digits.
+    # Sums of differences from the first pass: sums of squares of the passes would lose digits.
     total, squares, passes = np.zeros_like(first), np.zeros_like(first), 1
     began = time.monotonic()
     while passes < 3 or (passes < _PASSES and time.monotonic() - began < seconds):
@@ -68,7 +68,7 @@ def _pass(key, objective: Objective, params, data) -> PyTree[Array]:
     """The gradient from all points, one draw each, chunk by chunk so that memory stays bounded."""
     N = batch_size(data)
     rows = max(1, min(N, _CHUNK_NUMBERS // max(1, number_of_parameters(params))))
-    noisy = objective._replace(regulariser=None)
+    noisy = objective._replace(regulariser=None)  # added once, at the end
 
     def add(total, key, chunk):
         B = batch_size(chunk)

@@ -1,4 +1,4 @@
-"""Numbers with their intervals, and the parts of a variance."""
+"""Statistics: numbers with their intervals, and the parts of a variance."""
 
 import math
 from typing import NamedTuple
@@ -27,7 +27,7 @@ class Interval(NamedTuple):
 
     @property
     def standard_error(self) -> float:
-        """The standard error that the interval stands for, as if it were normal."""
+        """The standard error behind the interval, as if the number were normal."""
         return (self.high - self.low) / (2 * float(special.ndtri(0.5 + CONFIDENCE / 2)))
 
 
@@ -39,7 +39,7 @@ class Parts(NamedTuple):
       points: the variance that remains if the draws are averaged out.
       draws: the variance that remains if the points are averaged out.
       interaction: the effect of draws that differs from batch to batch.
-      draws_given_points: draws + interaction, the variance that remains once the batch is known.
+      draws_given_points: draws + interaction, the variance that remains when the batch is known.
     """
 
     total: Interval
@@ -69,14 +69,14 @@ def parts_from(replicates: Float[np.ndarray, "R 3"]) -> Parts:
 
 
 def ratio_interval(top: Float[np.ndarray, " R"], bottom: Float[np.ndarray, " R"]) -> Interval:
-    """Σ top / Σ bottom over independent pairs, with the delta method's interval."""
+    """The ratio Σ top / Σ bottom over independent pairs, with the interval of the delta method."""
     ratio = float(np.sum(top) / np.sum(bottom))
-    spread = mean_interval((top - ratio * bottom) / np.mean(bottom))
+    spread = mean_interval((top - ratio * bottom) / np.mean(bottom))  # linearised ratio
     return _around(ratio, spread.high - spread.value)
 
 
 def quotient(top: Interval, bottom: Interval) -> Interval:
-    """top / bottom for two independent numbers, with the delta method's interval."""
+    """The ratio of two independent numbers, with the interval of the delta method."""
     if bottom.value <= 0:
         return Interval(math.nan, math.nan, math.nan)
     ratio = top.value / bottom.value

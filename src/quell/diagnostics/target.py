@@ -1,4 +1,4 @@
-"""The time that a training takes to reach a target."""
+"""The time of a training until it reaches a target."""
 
 import jax
 import numpy as np
@@ -11,7 +11,7 @@ from quell.objective import Objective
 from quell.training.fit import fit
 from quell.training.hooks import monitor, silent
 
-_DRAWS = 16  # draws, or pairs, of every point, to estimate the objective by
+_DRAWS = 16  # draws, or pairs, of every point, from which the objective is estimated
 
 
 def seconds_to_target(
@@ -29,9 +29,9 @@ def seconds_to_target(
 ) -> float | None:
     """Steps of training until the objective is at most the target, times the time of a step.
 
-    The objective is estimated from all of the data, every hundredth of the run, with the same
-    draws each time, many of each point so that it can be told from a target close by. None if the
-    target is not reached in `num_steps` steps.
+    The objective is estimated from all of the data, a hundred times in a run, always with the same
+    draws, and from many draws of each point to tell it from a target close by. The result is None
+    if the target is not reached in `num_steps` steps.
     """
     noise_key, fit_key = jax.random.split(key)
     draw_keys = jax.random.split(noise_key, _DRAWS)

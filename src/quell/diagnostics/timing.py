@@ -1,4 +1,4 @@
-"""The cost of a step: compiled loops, timed in turns, and the memory of one estimate."""
+"""The cost of a step: times of compiled loops that take turns, and memory of one estimate."""
 
 import math
 import time
@@ -23,9 +23,9 @@ Name = TypeVar("Name", bound=Hashable)
 
 _LENGTH_ROWS = 2**16  # the most indices computed at once
 _PATH_NUMBERS = 2**22  # the most numbers in a path of parameters
-_TURN = 0.05  # seconds of one turn of one loop
-_TURNS = 100  # the most turns
-_LEAST = 3  # the fewest turns
+_TURN = 0.05  # seconds of one turn of one loop: far above the resolution of the clock
+_TURNS = 100  # the most turns of one loop
+_LEAST = 3  # the fewest turns, of which the median ignores an outlier
 _STRETCH = 64, 4096  # steps, at least and at most, over which rare work is averaged
 _STRETCHES = 8  # the number of stretches, if there is time for longer ones
 
@@ -36,8 +36,8 @@ class Stepper(NamedTuple):
     Attributes:
       prepare: `prepare(key)` chooses the batches and keys of the next `length` steps.
       advance: `advance(prepared, state, steps, path)` gives the state after at most `length`
-        steps, once they are done. The parameters of each step are in `path`, leaves
-        `[length, ...]`; without a path they stand still.
+        steps, when they are done. The parameters of each step are in `path`, leaves
+        `[length, ...]`; without a path the parameters stand still.
       length: the most steps of one call.
     """
 
@@ -54,11 +54,11 @@ def stepper(
     batch_size: int,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Stepper:
-    """The loop of an estimator: gather a batch, estimate, update the state, add up the gradients.
+    """A loop of an estimator: gather a batch, estimate, update the state, add up the gradients.
 
     With an optimiser, which is then part of the cost of a step, its updates are added up instead.
-    Parameters that stand still are read anew in every step, as if they moved: otherwise a compiler
-    may compute once and for all whatever depends on them alone.
+    Parameters that stand still are read anew in every step, as if they moved: otherwise the
+    compiler may hoist all work that depends on them alone out of the loop.
     """
     optimizer = optax.identity() if optimizer is None else optimizer
     most = _LENGTH_ROWS // batch_size, _PATH_NUMBERS // number_of_parameters(params)
@@ -110,8 +110,8 @@ def state_after_path(
 ) -> PyTree[Array]:
     """The state after following parameters along a path, leaves `[T, ...]`, to its end.
 
-    If the whole path would take longer than `seconds`, the state joins later: at the first step,
-    counted from the end, for which there is time, and which leaves a prime number of steps.
+    If the whole path would take longer than `seconds`, the state joins later, so that the remaining
+    steps fit into the time and are a prime number.
     """
     if not _has_state(state):
         return state
@@ -121,7 +121,7 @@ def state_after_path(
         T = largest_prime(min(T, int(seconds * steps / taken)))
     path = jax.tree.map(lambda p: p[-T:], path)
     for start in range(0, T, loop.length):
-        rows = np.minimum(start + np.arange(loop.length), T - 1)
+        rows = np.minimum(start + np.arange(loop.length), T - 1)  # padded: one shape to compile
         part = jax.tree.map(lambda p, rows=rows: p[rows], path)
         prepared = loop.prepare(jax.random.fold_in(key, start))
         state = loop.advance(prepared, state, min(loop.length, T - start), part)
@@ -131,7 +131,8 @@ def state_after_path(
 def largest_prime(most: int) -> int:
     """The largest prime up to `most`, and at least 1.
 
-    After a prime number of steps, work that an estimator does every few steps is not due next.
+    After a prime number of steps, periodic work such as a snapshot or a refresh is never just due,
+    so that the state is neither at its best nor at its worst.
 
     >>> largest_prime(1000), largest_prime(0)
     (997, 1)
@@ -145,7 +146,7 @@ def largest_prime(most: int) -> int:
 def state_after_steps(
     key: Key[Array, ""], loop: Stepper, state: PyTree[Array], *, steps: int, seconds: float
 ) -> PyTree[Array]:
-    """The state after `steps` steps at fixed parameters, or as many as the time allows."""
+    """The state after `steps` steps at fixed parameters, or fewer if the time is short."""
     if not _has_state(state):
         return state
     state = loop.advance(loop.prepare(key), state, 0)  # compiles
@@ -166,7 +167,7 @@ def in_turns(
 
     Args:
       turns: for each competitor, `turn(round)` takes one turn and gives its time.
-      rounds: the most turns of each.
+      rounds: the most turns of each competitor.
       seconds: the time after which no further round begins; at least three rounds are run.
     """
     times: dict[Name, list[float]] = {name: [] for name in turns}
@@ -189,12 +190,12 @@ def seconds_per_step(
     """The typical time of a step in each of several loops, which take turns.
 
     States evolve from turn to turn. For a loop with a state the median is over stretches of 64
-    steps and more, so that work done every few steps is counted. Such a loop takes the turns it
-    needs for one stretch, a second more than its share at most; if its steps are too slow for
-    that, rare work is left out, as small compared with them.
+    steps and more, so that periodic work is counted. Such a loop takes the turns that one stretch
+    needs, at most a second beyond its share; if its steps are too slow for a stretch, periodic
+    work is neglected as small compared with them.
 
     Args:
-      key: for batches and noise.
+      key: the key for batches and noise.
       loops: the loops, by name.
       states: the state in which each loop starts.
       seconds: the time for all turns together, after compilation; each loop has at least three.

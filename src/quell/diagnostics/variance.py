@@ -1,4 +1,4 @@
-"""The covariance of a gradient, split into draws and points by a crossed design."""
+"""The covariance of a gradient, which a crossed design splits into draws and points."""
 
 import time
 from functools import partial
@@ -18,12 +18,12 @@ from quell.estimators._types import Started, batch_of
 from quell.objective import Objective
 from quell.training.batches import reshuffle
 
-_M = 4  # batches in a block
+_M = 4  # batches in a block: few, so that the blocks, which give the intervals, are many
 _K = 4  # keys in a block, each used with every batch
 _LENGTH = 256  # the most blocks of one call
 _LENGTH_ROWS = 2**16  # the most indices computed at once
 _LEAST = 4  # the fewest blocks that give an interval
-_MOST = 50_000  # the most blocks that are worth having
+_MOST = 50_000  # the most blocks: the intervals are then narrow enough
 _VISIT = 0.1  # seconds between looks at the clock
 _WIDTH_NUMBERS = 2**19  # the most numbers in the gradients of examples computed at once
 
@@ -33,11 +33,11 @@ class VarianceComponents(NamedTuple):
 
     Attributes:
       parts: the parts of the trace of the covariance.
-      leaves: the same for each leaf of the parameters, by its path.
+      leaves: the parts of each leaf of the parameters, by its path.
       norm_variance: Var‖G‖, the variance of the gradient's norm.
-      squared_mean: ‖E[G]‖², without bias.
+      squared_mean: an unbiased estimate of ‖E[G]‖².
       bias_z: the distance of the mean from the reference, as a z-score.
-      squared_bias: ‖E[G] − ∇L‖², without bias itself, so it may be below zero.
+      squared_bias: an unbiased estimate of ‖E[G] − ∇L‖², which may be below zero.
       evaluations: the number of gradients computed.
     """
 
@@ -67,20 +67,20 @@ def variance_components(
     See `quell.measure` for the formulas.
 
     Args:
-      key: for batches and noise.
+      key: the key for batches and noise.
       objective: L.
       params: θ.
       data: leaves `[N, ...]`.
       started: the estimator.
       batch_size: |B|.
-      state: the estimator's state.
-      reference: the gradient that the mean is compared with.
+      state: the state of the estimator.
+      reference: the gradient with which the mean is compared.
       seconds: the time to take, after compilation; at least four blocks are run.
     """
     flat = _tree.flattener(None, params)
     N = objective.num_data
     length = max(1, min(_LENGTH, _LENGTH_ROWS // (_M * batch_size)))
-    offset = jnp.asarray(reference.mean, jnp.result_type(float))
+    offset = jnp.asarray(reference.mean, jnp.result_type(float))  # differences keep their digits
     blocks = jax.jit(_blocks(objective, started, flat, batch_size, length))
 
     def run(start, count):
@@ -88,7 +88,7 @@ def variance_components(
         outputs = blocks(design, params, data, state, offset, count)
         return [np.asarray(output, np.float64) for output in jax.block_until_ready(outputs)]
 
-    run(0, 0)  # compiles
+    run(0, 0)  # compiles, off the clock
     tables, total, squares = [], np.zeros(flat.size), np.zeros(flat.size)
     began, done, count = time.monotonic(), 0, 1
     while done < _LEAST or (done < _MOST and time.monotonic() - began < seconds):
@@ -118,11 +118,11 @@ def _crossed_batches(
 def _blocks(objective, started: Started, flat: _tree.Flattener, batch_size: int, length: int):
     """A function that runs the first `count` blocks of a design.
 
-    It returns a table `[length, leaves + 1, 3]` of (points, draws, interaction) for each leaf and
-    for the norm, and the sums `[P]` over blocks of (block mean − offset) and of its square.
+    The function returns a table `[length, leaves + 1, 3]` of (points, draws, interaction) for each
+    leaf and for the norm, and the sums `[P]` over blocks of (block mean − offset) and its square.
     """
     most = max(1, _WIDTH_NUMBERS // (batch_size * flat.size))
-    width = max(w for w in (1, 2, 4, 8, 16) if w <= most)
+    width = max(w for w in (1, 2, 4, 8, 16) if w <= most)  # divides M K, so none is padded
 
     def run(design, params, data, state, offset, count):
         def gradients(indices, keys):
@@ -143,7 +143,7 @@ def _blocks(objective, started: Started, flat: _tree.Flattener, batch_size: int,
 
         zeros = jnp.zeros_like(offset)
         table = jnp.zeros((length, len(flat.sizes) + 1, 3), offset.dtype)
-        return lax.fori_loop(0, count, body, (table, zeros, zeros))
+        return lax.fori_loop(0, count, body, (table, zeros, zeros))  # traced count: one compilation
 
     return run
 
@@ -155,7 +155,8 @@ def _crossed(G: Float[Array, "M K P"], sizes: tuple[int, ...]) -> Float[Array, "
     g = G - G.mean((0, 1))
     by_batch, by_key = g.mean(1, keepdims=True), g.mean(0, keepdims=True)
     rest = g - by_batch - by_key
-    # Mean squares of the two-way table; their expectations give each part.
+    # Mean squares of the two-way table, over their degrees of freedom. Their expectations are
+    # K Q + I, M D + I and I, hence the three parts below (random-effects analysis of variance).
     points = _K * (by_batch**2).sum((0, 1)) / (_M - 1)
     draws = _M * (by_key**2).sum((0, 1)) / (_K - 1)
     interaction = (rest**2).sum((0, 1)) / ((_M - 1) * (_K - 1))
@@ -176,16 +177,18 @@ def _summary(
         norm_variance=parts_from(table[:, -1]).total,
         squared_mean=float(max((mean**2).sum() - variance.sum(), 0.0)),
         bias_z=_bias_z(moved, np.sqrt(variance), mean, reference, R),
+        # a square of a mean exceeds the square of its expectation by the variance of the mean
         squared_bias=float((moved**2 - variance - reference.standard_error**2).sum()),
         evaluations=R * _M * _K,
     )
 
 
 def _bias_z(moved, standard_error, mean, reference: Reference, R: int) -> float:
-    """The largest |z| of all entries, as one z-score: corrected for having looked at P of them."""
+    """The largest |z| of all P entries as one z-score, with Bonferroni's correction."""
+    # Single precision bounds each mean to about five digits, however many blocks there are.
     rounding = 1e-5 * (np.abs(mean) + np.sqrt((mean**2).mean()) / 100) + np.finfo(float).tiny
     error = np.sqrt(standard_error**2 + reference.standard_error**2 + rounding**2)
     freedom = min(R, reference.passes) - 1 if reference.standard_error.any() else R - 1
-    worst = float(np.max(np.abs(moved) / error))
-    tail = 2 * len(moved) * special.stdtr(freedom, -worst)
+    worst = float(np.max(np.abs(moved) / error))  # Student's t, not normal: R may be 4
+    tail = 2 * len(moved) * special.stdtr(freedom, -worst)  # two-sided, times P tries
     return abs(float(special.ndtri(np.clip(tail, 1e-300, 1.0) / 2)))
