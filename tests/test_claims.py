@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from quell.types import Interval
 from quell_paper.claims import judge
 from quell_paper.config import AMORTISED, CRITERIA, PAPER
 from quell_paper.results import collected, remaining
 from quell_paper.store import Record
 from quell_paper.verdicts import (
-    Interval,
     as_json,
     difference_interval,
     mean_interval,
@@ -190,8 +190,8 @@ def test_when_everything_is_the_other_way_round_every_claim_fails():
 def test_an_effect_is_the_mean_difference_over_seeds():
     claim = judge(results(*as_the_paper_says("logistic", 0.0)))[0]
     static = next(part for part in claim.parts if part.name == "static")
-    assert static.interval.effect == pytest.approx(1.0 - 0.3, abs=1e-9)
-    assert static.interval.low <= static.interval.effect <= static.interval.high
+    assert static.interval.value == pytest.approx(1.0 - 0.3, abs=1e-9)
+    assert static.interval.low <= static.interval.value <= static.interval.high
     assert static.paper is not None
 
 

@@ -1,6 +1,7 @@
-"""The paper's two problems: a model, its data, and the bound on the whole data."""
+"""The paper's two problems by name, their distinct rows, and the bound on the whole data."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -8,76 +9,53 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from quell import Objective, datasets
+from quell import Objective
+from quell._tree import take
+from quell.commands.catalogue import Problem, problem
 from quell.contexts import as_matrix
-from quell.models import deep_gp, logistic_regression
-from quell.types import Model
 from quell_paper.jobs import cached
 
-_MODEL_KEY = 0  # inducing points are part of the model: the same for every seed
 _AT_ONCE = 4096  # losses computed at once, few enough to stay in the cache
 
+PROBLEMS: dict[str, Callable[[], Problem]] = {
+    # Logistic regression on titanic, and a deep Gaussian process of two layers on airfoil.
+    name: cached(partial(problem, name))
+    for name in ("logistic", "deep-gp")
+}
 
-class Problem(NamedTuple):
-    """A model and its data.
+
+class Distinct(NamedTuple):
+    """The distinct rows of some data.
 
     Attributes:
-      init: `init(key)` gives initial params.
-      objective: the negative evidence lower bound.
-      data: leaves `[N, ...]`.
-      distinct: the rows of the data, each once, leaves `[U, ...]`.
-      counts: the number of times that each distinct row occurs, `[U]`; their sum is N.
+      rows: each of them once, leaves `[U, ...]`.
+      counts: the number of times that each of them occurs, `[U]`; their sum is N.
     """
 
-    init: Callable[[Key[Array, ""]], PyTree[Array]]
-    objective: Objective
-    data: PyTree[Array]
-    distinct: PyTree[Array]
+    rows: PyTree[Array]
     counts: Float[Array, " U"]
 
-    def rows(self, indices: Array) -> PyTree[Array]:
-        """The rows of the data at some indices."""
-        return jax.tree.map(lambda leaf: leaf[indices], self.data)
-
-    def nelbo(self, key: Key[Array, ""], params: PyTree[Array], draws: int) -> Float[Array, ""]:
-        """The bound on the whole data, from some draws for each distinct row."""
-        objective = self.objective
-        noise = objective.sample_noise(key, self.counts.size, draws=draws)
-        by_row = jax.vmap(objective.loss, (None, 0, 0))
-        totals = jax.lax.map(
-            lambda one: by_row(params, one, self.distinct) @ self.counts,
-            noise,
-            batch_size=max(1, _AT_ONCE // self.counts.size),
-        )
-        assert objective.regulariser is not None
-        return totals.mean() + objective.regulariser(params)
-
 
 @cached
-def logistic() -> Problem:
-    """Bayesian logistic regression on titanic: 2201 people, 24 distinct rows."""
-    data = datasets.titanic()
-    return _problem(logistic_regression(data.dim), data.data)
-
-
-@cached
-def deep() -> Problem:
-    """A deep Gaussian process of two layers on airfoil."""
-    data = datasets.airfoil()
-    return _problem(deep_gp(jax.random.key(_MODEL_KEY), data.x), data.data)
-
-
-PROBLEMS = {"logistic": logistic, "deep-gp": deep}
-
-
-def _problem(model: Model, data: PyTree[Array]) -> Problem:
-    data = model.prepare(data)
-    rows = np.asarray(as_matrix({"x": data["x"], "y": data["y"]}))
+def distinct(model: str) -> Distinct:
+    """The distinct rows of the model's data: 24 of titanic's 2201."""
+    given = PROBLEMS[model]()
+    rows = np.asarray(as_matrix(given.data, given.select))
     _, first, counts = np.unique(rows, axis=0, return_index=True, return_counts=True)
-    return Problem(
-        init=model.init,
-        objective=model.objective(rows.shape[0]),
-        data=data,
-        distinct=jax.tree.map(lambda leaf: leaf[first], data),
-        counts=jnp.asarray(counts, float),
+    return Distinct(take(given.data, jnp.asarray(first)), jnp.asarray(counts, float))
+
+
+def nelbo(
+    key: Key[Array, ""], objective: Objective, params: PyTree[Array], data: Distinct, draws: int
+) -> Float[Array, ""]:
+    """The bound on the whole data, from some draws for each distinct row."""
+    rows, counts = data
+    noise = objective.sample_noise(key, counts.size, draws=draws)
+    by_row = jax.vmap(objective.loss, (None, 0, 0))
+    totals = jax.lax.map(
+        lambda one: by_row(params, one, rows) @ counts,
+        noise,
+        batch_size=max(1, _AT_ONCE // counts.size),
     )
+    assert objective.regulariser is not None
+    return totals.mean() + objective.regulariser(params)

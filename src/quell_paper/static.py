@@ -11,6 +11,7 @@ import pandas as pd
 from jax import lax
 from jaxtyping import Array, Float, Int, PyTree
 
+from quell._tree import take
 from quell.training.batches import reshuffle
 from quell_paper.config import Plan, Variate
 from quell_paper.jobs import Job, cached, tidy, variate_job
@@ -102,7 +103,7 @@ def _teacher(plan: Plan) -> Callable:
 
         def gradient(step):
             indices, noise = step
-            return objective.gradient(params, noise, problem.rows(indices))
+            return objective.gradient(params, noise, take(problem.data, indices))
 
         return indices, noise, lax.map(gradient, (indices, noise))
 
@@ -119,7 +120,7 @@ def learner(plan: Plan, variate: Variate) -> tuple[Callable, Callable]:
 
     def learn(state, lessons: Lessons, rate: Float[Array, ""], begin, end):
         def step(i, state):
-            batch = problem.rows(lessons.indices[i])
+            batch = take(problem.data, lessons.indices[i])
             noise, gradient = jax.tree.map(lambda leaf: leaf[i], (lessons.noise, lessons.gradient))
             params = lessons.params
             return update(problem, variate, rate, gradient, state, params, noise, batch)[1]

@@ -6,7 +6,7 @@ import quell
 from quell.types import Step
 from quell_paper.config import PLAIN, Plan, Variate
 from quell_paper.jobs import Job, tidy, variate_job
-from quell_paper.problems import PROBLEMS
+from quell_paper.problems import PROBLEMS, distinct, nelbo
 from quell_paper.training import train
 
 
@@ -38,14 +38,14 @@ def jobs(plan: Plan) -> list[Job]:
 
 
 def _run(plan: Plan, variate: Variate, rate: float) -> pd.DataFrame:
-    problem, traces = PROBLEMS[plan.model](), plan.traces
+    problem, rows, traces = PROBLEMS[plan.model](), distinct(plan.model), plan.traces
     every = traces.nelbo_every
 
-    def nelbo(step: Step):
+    def bound(step: Step):
         # The key depends on seed and step alone: all variates are measured with the same draws.
-        return problem.nelbo(step.key, step.params, traces.nelbo_draws)
+        return nelbo(step.key, problem.objective, step.params, rows, traces.nelbo_draws)
 
-    monitors = (quell.monitor(nelbo=nelbo, every=every),)
+    monitors = (quell.monitor(nelbo=bound, every=every),)
     run = train(plan, (traces.num_steps,), variate, rate, monitors)
     return tidy(
         {"seed": range(plan.seeds), "step": range(0, traces.num_steps, every)},

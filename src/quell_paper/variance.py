@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from quell._tree import take
 from quell.training.batches import reshuffle
 from quell_paper.config import Sampling, Variate
 from quell_paper.jobs import cached
@@ -54,7 +55,7 @@ def sampler(model: str, size: Sampling, batch_size: int) -> Callable[..., Sample
     def sample(key, params):
         batch_key, noise_key = jax.random.split(jax.random.fold_in(key, _FRESH))
         indices = reshuffle(batch_key, 0, size.batches, objective.num_data, batch_size)
-        batch = problem.rows(indices)
+        batch = take(problem.data, indices)
         noise = objective.noise.sample(noise_key, (size.batches, size.draws, 1, batch_size))
         per_draw = jax.vmap(lambda e, b: objective.gradient(params, e, b), (0, None))
         return Samples(batch, noise, jax.vmap(per_draw)(noise, batch))

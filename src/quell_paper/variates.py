@@ -10,10 +10,10 @@ from jaxtyping import Array, Float, Key, PyTree
 import quell
 from quell.bases import linear, polynomial
 from quell.coefficients import context_free, recognition_network, unit_scale
+from quell.commands.catalogue import Problem
 from quell.contexts import raw
 from quell.types import Coefficients, Estimator, Started
 from quell_paper.config import PLAIN, Variate
-from quell_paper.problems import Problem
 
 BASES = {"linear": linear, "quadratic": lambda: polynomial(2)}
 Rate = float | Float[Array, ""]
@@ -35,25 +35,26 @@ def control(
         problem.objective,
         params,
         problem.data,
-        _coefficients(variate, rate),
+        _coefficients(problem, variate, rate),
         **_parts(variate),
     )
 
 
-def estimator(variate: Variate, rate: Rate) -> Estimator:
+def estimator(problem: Problem, variate: Variate, rate: Rate) -> Estimator:
     """The controlled estimator of a variate; plain Monte Carlo for `PLAIN`."""
     if variate == PLAIN:
         return quell.monte_carlo()
-    return quell.controlled(_coefficients(variate, rate), **_parts(variate))
+    return quell.controlled(_coefficients(problem, variate, rate), **_parts(variate))
 
 
 def started(problem: Problem, variate: Variate, rate: Rate) -> Started:
     """The estimator of a variate after its look at the problem, of which only shapes matter."""
     key = jax.random.key(0)
-    return estimator(variate, rate).start(key, problem.objective, problem.init(key), problem.data)
+    at = (problem.objective, problem.init(key), problem.data)
+    return estimator(problem, variate, rate).start(key, *at)
 
 
-def _coefficients(variate: Variate, rate: Rate) -> Coefficients:
+def _coefficients(problem: Problem, variate: Variate, rate: Rate) -> Coefficients:
     """The paper's network: raw contexts, Xavier initialisation throughout, no gate."""
     optimizer, targets = optax.adam(rate), unit_scale(per_leaf=True, gated=False)
     if not variate.hidden:
@@ -61,7 +62,7 @@ def _coefficients(variate: Variate, rate: Rate) -> Coefficients:
     return recognition_network(
         variate.hidden,
         optimizer,
-        context=raw(lambda example: {"x": example["x"], "y": example["y"]}),
+        context=raw(problem.select),
         last_layer=jax.nn.initializers.glorot_uniform(),
         targets=targets,
     )

@@ -6,18 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
+from quell.types import Interval
+
 MODELS = {"logistic": "logistic regression", "deep-gp": "deep GP", "both": "both models"}
 VERDICTS = {True: "holds", False: "does not hold here", None: "undecided"}
 
-Decide = Callable[["Interval"], bool | None]
-
-
-class Interval(NamedTuple):
-    """A mean and its 95 % interval: numbers, or arrays of the same shape."""
-
-    effect: Any
-    low: Any
-    high: Any
+Decide = Callable[[Interval], bool | None]
 
 
 class Part(NamedTuple):
@@ -72,7 +66,7 @@ class Claim(NamedTuple):
     def weakest(self) -> Part | None:
         """The least convincing part, which decides."""
         rank = {False: 0, None: 1, True: 2}
-        key = lambda part: (rank[part.holds], part.interval.effect)  # noqa: E731
+        key = lambda part: (rank[part.holds], part.interval.value)  # noqa: E731
         return min(self.parts, key=key, default=None)
 
     @property
@@ -92,7 +86,7 @@ class Claim(NamedTuple):
 def mean_interval(values: np.ndarray) -> Interval:
     """The mean over seeds, the first axis, with Student's 95 % interval.
 
-    >>> float(mean_interval(np.array([1.0, 2.0, 3.0])).effect)
+    >>> float(mean_interval(np.array([1.0, 2.0, 3.0])).value)
     2.0
     """
     values = np.asarray(values, float)
@@ -117,7 +111,8 @@ def median_interval(values: np.ndarray) -> Interval:
     values = np.sort(values)
     n = values.size
     low, high = stats.binom.ppf([0.025, 0.975], n, 0.5).astype(int)
-    return Interval(np.median(values), values[max(low - 1, 0)], values[min(high, n - 1)])
+    ends = values[max(low - 1, 0)], values[min(high, n - 1)]
+    return Interval(float(np.median(values)), *map(float, ends))
 
 
 def root(interval: Interval) -> Interval:
@@ -176,5 +171,6 @@ def _part_json(part: Part) -> dict[str, Any]:
 
 
 def _numbers(interval: Interval) -> dict[str, float | None]:
-    """The fields as JSON, which knows no infinities."""
-    return {k: float(v) if np.isfinite(v) else None for k, v in interval._asdict().items()}
+    """An effect and its interval as JSON, which knows no infinities."""
+    names = ("effect", "low", "high")
+    return {k: float(v) if np.isfinite(v) else None for k, v in zip(names, interval)}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from quell_paper.config import APPLY_FIRST, LEARN_FIRST, Plan
@@ -221,9 +222,9 @@ def _series(rows: pd.DataFrame, measure: str, x: str, look: Look) -> plots.Serie
     """A line with its interval over seeds."""
     values = rows.pivot(index="seed", columns=x, values=measure)
     seeds = values.to_numpy()
-    (label, colour, dashed), (mean, low, high) = look, mean_interval(seeds)
-    if measure == "bias":  # the table holds its square
-        mean, low, high = root(mean_interval(seeds))
-    else:  # the interval of a few seeds may reach far beyond them
+    interval = root(mean_interval(seeds)) if measure == "bias" else mean_interval(seeds)
+    mean, low, high = map(np.asarray, interval)
+    if measure != "bias":  # whose square the table holds; the interval may reach far beyond seeds
         low, high = low.clip(seeds.min(axis=0)), high.clip(None, seeds.max(axis=0))
+    label, colour, dashed = look
     return plots.Series(label, colour, dashed, values.columns.to_numpy(float), mean, low, high)

@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from quell.types import Interval
 from quell_paper.config import APPLY_FIRST, LEARN_FIRST
 from quell_paper.report.figures import criterion_name, variate_name
 from quell_paper.results import Results, grouped, late_static, remaining, select
-from quell_paper.verdicts import MODELS, Interval, mean_interval, root
+from quell_paper.verdicts import MODELS, mean_interval, root
 
 
 def remaining_rows(results: Results) -> list[dict[str, Any]]:
@@ -65,7 +66,7 @@ def order_summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         for side in ("papers", "unbiased")
     }
     less = np.mean([row["unbiased"]["remaining"] - row["papers"]["remaining"] for row in rows])
-    return {"worst": max(rows, key=lambda row: row["papers"]["bias"].effect), "z": z, "less": less}
+    return {"worst": max(rows, key=lambda row: row["papers"]["bias"].value), "z": z, "less": less}
 
 
 def timing_rows(results: Results) -> list[dict[str, Any]]:
