@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from quell.diagnostics.variance import nested_parts
 from quell.gaussian import packed_identity
 from quell_paper import order_bias
 from quell_paper.config import DEEPEST, PAPER, QUICK, OrderBias, Sampling, Variate
@@ -15,7 +16,6 @@ from quell_paper.jobs import cached, tidy
 from quell_paper.order_bias import squared_mean
 from quell_paper.problems import PROBLEMS, distinct, nelbo
 from quell_paper.run import readable
-from quell_paper.variance import variance_components
 from quell_paper.variates import control, correct
 
 
@@ -23,7 +23,7 @@ def test_draws_and_points_are_told_apart():
     rng = np.random.default_rng(0)
     points = 2.0 * rng.standard_normal((4000, 1, 3))
     draws = 1.0 * rng.standard_normal((4000, 5, 3))
-    within, between = variance_components(jnp.asarray(points + draws))
+    within, between = nested_parts(jnp.asarray(points + draws))
     # Standard errors of the two: 3·√(2/16000) and 3·(4 + 0.2)·√(2/4000), about.
     assert abs(within - 3 * 1.0) < 5 * 0.035
     assert abs(between - 3 * 4.0) < 5 * 0.3

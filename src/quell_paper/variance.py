@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from quell._tree import take
+from quell.diagnostics.variance import nested_parts
 from quell.training.batches import reshuffle
 from quell_paper.config import Sampling, Variate
 from quell_paper.jobs import cached
@@ -94,15 +95,6 @@ def variance_columns(plain: PyTree[Array], controlled: PyTree[Array]) -> dict[st
 def variance(gradient: PyTree[Array]) -> Variance:
     """Unbiased estimates from gradients with leaves `[M, K, ...]`."""
     G = jax.vmap(jax.vmap(flat))(gradient)
-    draws, points = variance_components(G)
-    norm = jnp.add(*variance_components(jnp.linalg.norm(G, axis=-1)[..., None]))
+    draws, points = nested_parts(G)
+    norm = jnp.add(*nested_parts(jnp.linalg.norm(G, axis=-1)[..., None]))
     return Variance(norm, draws, points)
-
-
-def variance_components(G: Float[Array, "M K P"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The two parts of tr Cov[G]: within batches, and between batches."""
-    K = G.shape[1]
-    within = G.var(axis=1, ddof=1).mean(0).sum()
-    # The mean of K draws keeps a K-th of the variance within a batch.
-    between = G.mean(1).var(axis=0, ddof=1).sum() - within / K
-    return within, between

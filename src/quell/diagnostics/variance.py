@@ -164,6 +164,14 @@ def _crossed(G: Float[Array, "M K P"], sizes: tuple[int, ...]) -> Float[Array, "
     return _tree.leaf_sums(parts, (*sizes, 1)).T
 
 
+def nested_parts(G: Float[Array, "M K P"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Unbiased draws given points, and points, from M batches with K draws of their own each."""
+    K = G.shape[1]
+    within = G.var(axis=1, ddof=1).mean(0).sum()
+    # The mean of K draws keeps a K-th of the variance within a batch.
+    return within, G.mean(1).var(axis=0, ddof=1).sum() - within / K
+
+
 def _summary(
     table, total, squares, reference: Reference, flat: _tree.Flattener
 ) -> VarianceComponents:
