@@ -127,7 +127,7 @@ def test_a_pytree_of_noise_is_seen_as_one_vector(key):
                 quell.normal(2),
                 jnp.zeros((1, 2)),
             ),
-            ["fn", "one vector", "(2, 2)", "Ravel"],
+            ["fn", "one vector", "(2, 2)", "Flatten"],
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""`python -m quell`."""
+"""The command line as a module: `python -m quell`."""
 
 import sys
 

@@ -31,12 +31,12 @@ class Basis(NamedTuple):
 
 
 def linear() -> Basis:
-    """w(ε) = z, the standardised noise itself."""
+    """The basis w(ε) = z, the standardised noise itself."""
     return polynomial(1)
 
 
 def polynomial(order: int) -> Basis:
-    """w(ε) = [zᵏ − E[zᵏ]] for k = 1, …, order, component by component.
+    """The basis w(ε) = [zᵏ − E[zᵏ]] for k = 1, …, order, component by component.
 
     Order 2 is the paper's quadratic. The powers fit any noise whose moments are known.
     """
@@ -51,7 +51,7 @@ def polynomial(order: int) -> Basis:
 
 
 def hermite(order: int, *, cross: bool = False, odd: bool = True) -> Basis:
-    """Orthonormal Hermite polynomials of degree 1, …, order, for Gaussian noise.
+    """The orthonormal Hermite polynomials of degree 1, …, order, for Gaussian noise.
 
     Args:
       order: the highest total degree.
@@ -87,7 +87,7 @@ def hermite(order: int, *, cross: bool = False, odd: bool = True) -> Basis:
 def concatenate(*bases: Basis) -> Basis:
     """All functions of several bases, one after the other (the paper's Remark 1)."""
     if not bases:
-        raise invalid("bases", expected="at least one", got="none", advice="Name one.")
+        raise invalid("bases", expected="at least one basis", got="none", advice="Pass one.")
 
     def apply(noise, draw, params, example):
         return jnp.concatenate([basis.apply(noise, draw, params, example) for basis in bases])
@@ -99,10 +99,10 @@ def custom(
     fn: Callable[[PyTree[Array], PyTree[Array], PyTree[Array]], Float[Array, " D"]],
     mean: ArrayLike | Callable[[PyTree[Array], PyTree[Array]], Float[Array, " D"]],
 ) -> Basis:
-    """w(ε) = fn(ε, params, example) − mean, for any function whose mean is known.
+    """The basis w(ε) = fn(ε, params, example) − mean, for any function whose mean is known.
 
     Args:
-      fn: one draw, the parameters and one example to a vector `[D]`.
+      fn: maps one draw, the parameters and one example to a vector `[D]`.
       mean: E[fn], an array or a function `mean(params, example)`.
 
     >>> wave = custom(lambda draw, params, example: jnp.cos(draw), mean=math.exp(-0.5))
@@ -115,7 +115,7 @@ def custom(
                 "fn",
                 expected="one vector of functions for one draw",
                 got=f"shape {value.shape}",
-                advice="Ravel the result.",
+                advice="Flatten the result of fn to one vector.",
             )
         return value - (mean(params, example) if callable(mean) else jnp.asarray(mean, value.dtype))
 
@@ -123,7 +123,7 @@ def custom(
 
 
 def no_basis() -> Basis:
-    """A basis without functions: it leaves the draws alone, so that only points are controlled."""
+    """A basis without functions, with which only points are controlled and draws are not."""
     return Basis(lambda noise, draw, params, example: noise.standardise(draw)[:0])
 
 
@@ -131,7 +131,7 @@ def _hermite_degrees(z: Float[Array, " D"], order: int) -> list[Float[Array, " D
     """He₀(z), …, He_order(z), each divided by √k! so that its variance is one."""
     he = [jnp.ones_like(z), z]
     for k in range(1, order):
-        he.append(z * he[k] - k * he[k - 1])
+        he.append(z * he[k] - k * he[k - 1])  # Heₖ₊₁ = z Heₖ − k Heₖ₋₁
     return [value / math.sqrt(math.factorial(k)) for k, value in enumerate(he)]
 
 

@@ -1,4 +1,4 @@
-"""The command line: `quell COMMAND`, one module of `quell.commands` each."""
+"""The command line: `quell COMMAND`, with one module of `quell.commands` per command."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from quell.commands import COMMANDS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; errors that a user can mend are printed without a traceback."""
+    """Run a command, and print errors that a user can mend without a traceback."""
     parser = argparse.ArgumentParser(
         prog="quell", description="Quieter gradients for doubly stochastic objectives."
     )
@@ -24,8 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"quell: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("quell: interrupted; run the same command again to go on", file=sys.stderr)
-        return 130
+        print("quell: interrupted; run the same command again to continue", file=sys.stderr)
+        return 130  # by convention 128 + SIGINT
 
 
 if __name__ == "__main__":

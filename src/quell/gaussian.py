@@ -1,8 +1,8 @@
 """Gaussian families for a vector of weights, q(w) = N(m, LLᵀ), against the unit Gaussian prior.
 
 Params are a dict: `mean` m `[d]`, and `scale`. With full covariance `scale` is L itself, packed and
-unconstrained, since signs cancel in LLᵀ: steps of a fixed size then reach a narrow posterior soon,
-while steps in the logarithm of the diagonal would take hundreds.
+unconstrained, since signs cancel in LLᵀ: a few steps of a fixed size then reach a narrow posterior,
+while the logarithm of the diagonal would need hundreds.
 """
 
 import math
@@ -24,8 +24,8 @@ class Gaussian(NamedTuple):
 
     Attributes:
       size: d, the number of weights.
-      init: `init(mean, scale)`: params with mean `[d]` and covariance scale² I; by default N(0, I).
-      sample: `sample(params, eps)`, w = m + Lε `[d]` from one standard normal draw `[d]`.
+      init: `init(mean, scale)` gives params of mean `[d]` and covariance scale² I, or of N(0, I).
+      sample: `sample(params, eps)` gives w = m + Lε `[d]` from one standard normal draw `[d]`.
       kl: `kl(params)`, KL[q ‖ N(0, I)].
       entropy: `entropy(params)`, −E[log q(w)].
       log_density: `log_density(params, w)`, log q(w).
@@ -105,19 +105,19 @@ def mean_field(size: int) -> Gaussian:
 
 
 def whitened_kl(mean: Float[Array, " d"], scale: Float[Array, " t"]) -> Float[Array, ""]:
-    """KL[N(m, LLᵀ) ‖ N(0, I)] = ½(mᵀm + tr LLᵀ − d) − log det L, L packed in `scale`."""
+    """The divergence KL[N(m, LLᵀ) ‖ N(0, I)] = ½(mᵀm + tr LLᵀ − d) − log det L, L in `scale`."""
     d = mean.shape[-1]
     trace = (cholesky(scale, d) ** 2).sum()
     return 0.5 * ((mean**2).sum() + trace - d) - _log_diagonal(scale, d).sum()
 
 
 def cholesky(scale: Float[Array, " t"], d: int) -> Float[Array, "d d"]:
-    """L from its packed form."""
+    """The factor L from its packed form."""
     return jnp.tril(_square(scale, d))
 
 
 def _log_diagonal(scale: Float[Array, " t"], d: int) -> Float[Array, " d"]:
-    """log |diag L| from the packed form."""
+    """The logarithms log |diag L| from the packed form."""
     return jnp.log(jnp.abs(jnp.where(jnp.eye(d, dtype=bool), _square(scale, d), 0).sum(-1)))
 
 
@@ -131,7 +131,7 @@ def packed_identity(d: int, scale: float) -> Float[Array, " t"]:
 def _square(scale: Float[Array, " t"], d: int) -> Float[Array, "d d"]:
     """A square whose lower triangle holds each of the d(d+1)/2 entries once.
 
-    The entries from d on, followed by all entries reversed, are d² numbers: slices in place of a
+    The entries from d on, followed by all entries reversed, are d² numbers. Two slices replace a
     gather, whose gradient would be a slow scatter.
     """
     return jnp.concatenate([scale[d:], scale[::-1]]).reshape(d, d)

@@ -1,4 +1,4 @@
-"""Base noise ε: the distribution of one example's draw, how to draw it, and its moments.
+"""Base noise ε: the distribution of one example's draw, with its sampler and its moments.
 
 A `Noise` is the distribution of the draw ε of one example. Its shape may be a pytree of shapes; the
 bases see the draw as one flat vector z of D standardised components.
@@ -27,8 +27,8 @@ class Noise(NamedTuple):
       shape: the shape of one draw, or a pytree of shapes.
       sample: `sample(key, leading)` gives draws with leaves `[*leading, *shape]`.
       standardise: maps one draw to a flat vector z `[D]` of uncorrelated components.
-      moment: `moment(k)` is E[zᵏ], a scalar or one value per component `[D]`.
-      reflect: maps a draw to its mirror image of equal density, or None if it has none.
+      moment: `moment(k)` gives E[zᵏ], a scalar or one value per component `[D]`.
+      reflect: maps a draw to its mirror image of equal density; None without symmetry.
       from_uniform: maps uniforms `[..., D]` on (0, 1) to draws `[..., *shape]`, or None.
     """
 
@@ -105,9 +105,9 @@ def normal(
 def uniform(shape: PyTree[Any], low: float = -1.0, high: float = 1.0) -> Noise:
     """Uniform noise on [low, high]; standardised to unit variance."""
     if not low < high:
-        raise invalid("low, high", expected="low < high", got=(low, high), advice="Swap them.")
+        raise invalid("low, high", expected="low < high", got=(low, high), advice="Swap the two.")
     centre, half = (low + high) / 2, (high - low) / 2
-    unit = half / math.sqrt(3)
+    unit = half / math.sqrt(3)  # the standard deviation of a uniform
 
     def draw(key, shape):
         return jax.random.uniform(key, shape, minval=low, maxval=high)
@@ -124,7 +124,7 @@ def laplace(shape: PyTree[Any], loc: float = 0.0, scale: float = 1.0) -> Noise:
     """Laplace noise; standardised to unit variance."""
     if not scale > 0:
         raise invalid("scale", expected="a positive number", got=scale, advice="Use scale > 0.")
-    unit = scale * math.sqrt(2)
+    unit = scale * math.sqrt(2)  # the standard deviation
 
     def draw(key, shape):
         return loc + scale * jax.random.laplace(key, shape)
@@ -143,10 +143,10 @@ def from_moments(
     sample: Callable[[Key[Array, ""], tuple[int, ...]], Array],
     moments: Sequence[ArrayLike],
 ) -> Noise:
-    """Any noise with independent components whose raw moments E[εᵏ], k = 1, 2, …, are given.
+    """Noise of any distribution with independent components and known raw moments E[εᵏ], k ≥ 1.
 
-    `sample(key, shape)` draws an array of the given shape. A basis that needs a moment of higher
-    order than the ones given raises an error.
+    `sample(key, shape)` draws an array of the given shape. A basis that needs a moment beyond the
+    given moments raises an error.
 
     >>> exponential = from_moments(2, jax.random.exponential, moments=[1.0, 2.0, 6.0, 24.0])
     >>> exponential.moment(3)
@@ -164,17 +164,17 @@ def from_moments(
         return moments[k - 1]
 
     noise = _independent("from_moments", shape, sample, moment, None)
-    return noise._replace(reflect=None)
+    return noise._replace(reflect=None)  # moments do not tell symmetry
 
 
 def _as_shape(shape: PyTree[Any]) -> PyTree[Any]:
-    """The shape with every int as a one-tuple; refuses anything that is not a shape."""
+    """The shape with every int as a one-tuple; anything else is refused."""
 
     def one(node):
         if not is_shape(node):
             raise invalid(
                 "shape",
-                expected="an int, a tuple of ints, or a pytree of them",
+                expected="an int, a tuple of ints, or a pytree of tuples",
                 got=repr(node),
                 advice="For example normal(3) or normal({'weights': (2, 4), 'bias': 1}).",
             )
@@ -184,11 +184,11 @@ def _as_shape(shape: PyTree[Any]) -> PyTree[Any]:
 
 
 def _normal_moment(k: int) -> float:
-    return 0.0 if k % 2 else float(math.prod(range(k - 1, 0, -2)))
+    return 0.0 if k % 2 else float(math.prod(range(k - 1, 0, -2)))  # (k − 1)!!
 
 
 def _independent(name, shape, draw, moment, quantile, centre=0.0, unit=1.0) -> Noise:
-    """Noise whose components are independent and alike, from the draw and moments of one."""
+    """Noise of independent components with one distribution, given by its draw and moments."""
     shape = _as_shape(shape)
     leaves, treedef = jax.tree.flatten(shape, is_leaf=is_shape)
     sizes = [math.prod(s) for s in leaves]

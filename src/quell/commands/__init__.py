@@ -1,4 +1,4 @@
-"""The commands. Each module has NAME, HELP, add_arguments(parser) and run(args) -> exit code."""
+"""The commands: modules with NAME, HELP, add_arguments(parser) and run(args) -> exit code."""
 
 from types import ModuleType
 

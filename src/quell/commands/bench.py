@@ -1,4 +1,4 @@
-"""`quell bench`: the cost of a step and how the cost grows, side by side."""
+"""`quell bench`: the cost of a step, and its growth with data and batches."""
 
 import argparse
 import json
@@ -37,10 +37,10 @@ Turn = Callable[[int], float]
 
 
 class Section(NamedTuple):
-    """The results of one benchmark; prints as a table.
+    """The results of one benchmark, which print as a table.
 
     Attributes:
-      title: the thing that was timed.
+      title: the subject of the benchmark.
       header: the names of the columns.
       rows: the cells.
     """
@@ -61,14 +61,14 @@ class Section(NamedTuple):
 def compared(
     title: str, first: str, turns: Mapping[str, Turn], base: str, *, rounds: int
 ) -> Section:
-    """Times of a step, side by side: median and least in µs, and the ratio to `base`.
+    """Compare times of a step: median and least in µs, and the ratio to `base`.
 
     Args:
-      title: the thing that is timed.
+      title: the subject of the benchmark.
       first: the head of the column of names.
       turns: for each name, `turn(round)` gives seconds per step.
-      base: the name that the others are compared with.
-      rounds: turns of each.
+      base: the name of the competitor with which the others are compared.
+      rounds: the number of turns of each competitor.
     """
     times = in_turns(turns, rounds=rounds)
     header = (first, "µs per step, median", "least", f"ratio to {base}")
@@ -81,6 +81,7 @@ def compared(
 
 def ratio(times: Sequence[float], others: Sequence[float]) -> float:
     """The median over rounds of the ratio of two times."""
+    # round by round, since both competitors of a round met the same machine
     return statistics.median(a / b for a, b in zip(times, others))
 
 
@@ -89,9 +90,9 @@ def turn_of(call: Callable[[], Any], steps: int = 1, *, least: float = 0.0) -> T
 
     Args:
       call: the function; returns the arrays to wait for.
-      steps: steps of one call.
-      least: seconds of a turn, in which calls are repeated. Turns of one length meet a busy machine
-        alike, while short ones slip through or are hit in full.
+      steps: the number of steps of one call.
+      least: seconds of a turn, in which calls are repeated. A busy machine slows turns of equal
+        length alike, while short turns escape or are hit in full.
     """
     jax.block_until_ready(call())
 
@@ -132,7 +133,7 @@ def turn_of_fit(model: Model, data: PyTree[Array], num_steps: int) -> Turn:
 
 
 def turn_of_estimator(given: Problem, estimator: Estimator, batch_size: int) -> Turn:
-    """Turns of an estimator in a compiled loop, each going on where the last one stopped."""
+    """Turns of an estimator in a compiled loop; each turn continues from the last state."""
     params = given.init(KEY)
     at = (given.objective, params, given.data)
     started = estimator.start(KEY, *at)
@@ -147,7 +148,7 @@ def turn_of_estimator(given: Problem, estimator: Estimator, batch_size: int) -> 
 
 
 def estimators(rounds: int) -> Section:
-    """A step of every estimator in a compiled loop, and plain steps dispatched one by one."""
+    """Time a step of every estimator in a compiled loop, and plain steps dispatched one by one."""
     given = problem("logistic")
     turns = {
         name: turn_of_estimator(given, estimator, BATCH)
@@ -159,7 +160,7 @@ def estimators(rounds: int) -> Section:
 
 
 def growth(rounds: int) -> Section:
-    """Time per step as the data grows, shuffling included."""
+    """Time a step as the data grow, shuffling included."""
 
     def rows(N):
         x = np.random.default_rng(0).standard_normal((N, 4), dtype=np.float32)
@@ -170,7 +171,7 @@ def growth(rounds: int) -> Section:
 
 
 def batch_growth(rounds: int) -> Section:
-    """Time per step as the batch grows: plain, antithetic, and the paper's network."""
+    """Time a step as the batch grows: plain, antithetic, the paper's network, closed form."""
     given = problem("logistic")
     names = ("plain", "antithetic", "recognition-network", "closed-form-points")
     turns = {
@@ -190,12 +191,12 @@ SECTIONS: dict[str, Callable[[int], Section]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options: the benchmarks, their rounds and the output."""
     parser.add_argument(
-        "--only", nargs="+", default=list(SECTIONS), choices=list(SECTIONS), help="which benchmarks"
+        "--only", nargs="+", default=list(SECTIONS), choices=list(SECTIONS), help="benchmarks"
     )
-    parser.add_argument("--rounds", type=int, default=15, help="turns that each competitor takes")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where the JSON goes")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each competitor")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="directory of the JSON")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
@@ -215,7 +216,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _dispatched(given: Problem, steps: int) -> Callable[[], Any]:
-    """Plain steps called from Python, each of them compiled."""
+    """Plain steps called from Python one by one, each a compiled function."""
     objective, params = given.objective, given.init(KEY)
 
     @jax.jit

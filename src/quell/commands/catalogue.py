@@ -39,8 +39,8 @@ from quell.models._vae import vae
 from quell.objective import Objective
 
 _MODEL_KEY = 0  # inducing points are part of the model: the same for every seed
-_COEFFICIENTS = 2**23  # the most that a step may touch
-_WEIGHTS = 64  # the most, each a Hessian–vector product per example
+_COEFFICIENTS = 2**23  # the most coefficients that a step may touch
+_WEIGHTS = 64  # the most weights, each a Hessian–vector product per example
 _HIDDEN = (128, 128, 128)  # the paper's recognition network
 
 
@@ -48,12 +48,12 @@ class Problem(NamedTuple):
     """A model on a data set.
 
     Attributes:
-      name: of the model and the data.
+      name: the names of the model and the data.
       objective: the negative evidence lower bound.
       init: `init(key)` gives initial params.
       data: leaves `[N, ...]`.
       select: `select(example)`, the part of an example that coefficients look at.
-      rate: of the Adam that the paper's coefficients learn with.
+      rate: the learning rate of the Adam for the paper's coefficients.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Problem(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """The way from a model's name to a problem."""
+    """The entry of a model in the catalogue: how its problem is made."""
 
     default_data: str
     task: Any
@@ -102,7 +102,7 @@ def problem(model: str, data: str | None = None, target: str | None = None) -> P
     entry = MODELS[model]
     name = entry.default_data if data is None else data
     table = _load(name, target, entry.task)
-    if entry.bias and not bool((table.x == 1).all(0).any()):
+    if entry.bias and not bool((table.x == 1).all(0).any()):  # not twice
         table = table.with_bias()
     made = entry.make(table)
     return Problem(
@@ -122,17 +122,17 @@ def _load(name: str, target: str | None, task: Any) -> Dataset:
         raise invalid(
             "target",
             expected="the name of the target column",
-            got="none",
+            got="no name",
             advice="Add --target COLUMN.",
         )
     return from_csv(name, target=target, task=task)
 
 
 def estimators(problem: Problem, names: Sequence[str] | None = None) -> dict[str, Estimator]:
-    """The estimators with these names, all of them for None, with the contexts of a problem.
+    """The estimators with these names, or all estimators, with the contexts of a problem.
 
-    An estimator that the problem cannot serve, or no machine could pay for, says so when it is
-    started.
+    An estimator that does not fit the problem, or that no machine could run, raises an error when
+    it is started.
     """
     found = _estimators(problem)
     unknown = [name for name in names or () if name not in found]
@@ -181,7 +181,7 @@ def _estimators(problem: Problem) -> dict[str, Estimator]:
 
 
 def _ensemble(objective: Objective) -> Estimator:
-    """Plain, Taylor's and, if the objective has the structure, sticking the landing."""
+    """An ensemble of plain, Taylor and, if the structure is known, sticking the landing."""
     others = [taylor(pooling=None)]
     if objective.variational is not None:
         others.append(sticking_the_landing())
@@ -189,7 +189,7 @@ def _ensemble(objective: Objective) -> Estimator:
 
 
 def _checked(estimator: Estimator, check: Callable[[Objective, PyTree[Array]], None]) -> Estimator:
-    """The estimator, refused when it is started if it would be out of reach."""
+    """The estimator with a check at its start."""
 
     def start(key, objective, params, data):
         check(objective, params)
@@ -199,7 +199,7 @@ def _checked(estimator: Estimator, check: Callable[[Objective, PyTree[Array]], N
 
 
 def _with_few_weights(estimator: Estimator) -> Estimator:
-    """Refuse a Hessian of every example if there are many weights."""
+    """The estimator, refused for many weights, since it takes a Hessian of every example."""
 
     def check(objective, params):
         if objective.noise.size > _WEIGHTS:
@@ -214,7 +214,7 @@ def _with_few_weights(estimator: Estimator) -> Estimator:
 
 
 def _with_few_coefficients(estimator: Estimator, features: int) -> Estimator:
-    """Refuse coefficients of a size that no step can pay for."""
+    """The estimator, refused if its coefficients are too many for a step."""
 
     def check(objective, params):
         if features * number_of_parameters(params) > _COEFFICIENTS:

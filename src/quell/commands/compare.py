@@ -7,32 +7,32 @@ import time
 from pathlib import Path
 
 NAME = "compare"
-HELP = "compare gradient estimators on a model: variance, time, and which of them to use"
+HELP = "compare gradient estimators on a model: variance, time and efficiency"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options: the problem, the estimators, the time and the output."""
     parser.add_argument("--model", default="logistic", help="logistic, deep-gp, bnn or vae")
     parser.add_argument(
-        "--data", metavar="NAME|FILE.csv", help="a data set; the model's by default"
+        "--data", metavar="NAME|FILE.csv", help="a data set; by default the usual data of the model"
     )
     parser.add_argument("--target", metavar="COLUMN", help="the target column of a CSV file")
     parser.add_argument(
-        "--estimators", type=_names, metavar="A,B,…", help="which of them; all by default"
+        "--estimators", type=_names, metavar="A,B,…", help="names of estimators; all by default"
     )
     parser.add_argument(
-        "--batch-sizes", type=_sizes, default=(10, 100, 1000), metavar="10,100", help="|B|"
+        "--batch-sizes", type=_sizes, default=(10, 100, 1000), metavar="10,100", help="batch sizes"
     )
-    parser.add_argument("--steps", type=int, default=1000, help="training before the comparison")
-    parser.add_argument("--seconds", type=float, default=60.0, help="time to measure for")
-    parser.add_argument("--objective", type=float, help="also time how long it takes to get there")
-    parser.add_argument("--seed", type=int, default=0, help="of everything random")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where table, JSON and figure go")
+    parser.add_argument("--steps", type=int, default=1000, help="training steps before comparing")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time to measure")
+    parser.add_argument("--objective", type=float, help="also measure the time to this objective")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all randomness")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="directory of table and figure")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare, print, save."""
+    """Compare estimators, print the table and save the results."""
     import jax
 
     from quell.commands.catalogue import estimators, problem

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 NAME = "reproduce"
-HELP = "run the paper's experiments; leaves figures, tables and report.html"
+HELP = "run the paper's experiments, and write figures, tables and report.html"
 # Written out, so that `quell --help` needs neither the laboratory nor its tools.
 EXPERIMENTS = ("figure-1", "static", "dynamic", "orders", "traces", "table-1")
 MODELS = ("logistic", "deep-gp")
@@ -18,9 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", default="all", choices=(*MODELS, "all"), help="default: all")
     parser.add_argument("--seeds", type=int, help="independent runs (default: 10)")
-    parser.add_argument("--quick", action="store_true", help="few seeds, shortened: minutes")
+    parser.add_argument("--quick", action="store_true", help="few seeds and short runs: minutes")
     parser.add_argument(
-        "--out", type=Path, default=Path("out"), help="directory; finished jobs are not run again"
+        "--out", type=Path, default=Path("out"), help="directory; finished jobs are kept"
     )
 
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         from quell_paper.reproduce import plans, reproduce
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"quell reproduce needs {error.name}: pip install 'quell[paper]'"
+            f"quell reproduce needs {error.name}. Install it: pip install 'quell[paper]'"
         ) from error
 
     if args.seeds is not None and args.seeds < 1:

@@ -1,4 +1,4 @@
-"""Data: the paper's sets and some more ship, others come from packages or a CSV file."""
+"""Data sets: the paper's and some more ship, others come from packages or a CSV file."""
 
 from quell.datasets._csv import classification as classification
 from quell.datasets._csv import from_csv as from_csv

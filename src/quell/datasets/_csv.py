@@ -1,4 +1,4 @@
-"""Tables of the user, read from CSV files with a header."""
+"""Data sets of your own, read from CSV files with a header."""
 
 import csv
 import math
@@ -22,12 +22,12 @@ class Target(NamedTuple):
 
 
 def regression(column: str, cells: Sequence[str]) -> Target:
-    """A target that is read as numbers, which are standardised."""
+    """Read a target as numbers, which are then standardised."""
     return Target(_numbers(column, cells), ())
 
 
 def classification(column: str, cells: Sequence[str]) -> Target:
-    """A target that is read as class names, coded 0, 1, … in order (numeric if all are numbers)."""
+    """Read a target as class names, coded 0, 1, … in order (numeric if all are numbers)."""
     _refuse_missing(column, cells)
     labels = set(cells)
     try:
@@ -39,7 +39,7 @@ def classification(column: str, cells: Sequence[str]) -> Target:
             column,
             expected="at least two classes",
             got=f"only {ordered[0]!r}",
-            advice="Choose another target, or read it with task=quell.datasets.regression.",
+            advice="Choose another target, or read the target with task=quell.datasets.regression.",
         )
     code = {label: i for i, label in enumerate(ordered)}
     return Target(np.array([code[c] for c in cells], float), tuple(ordered))
@@ -54,20 +54,20 @@ def from_csv(
     test_fraction: float = 0.0,
     seed: int | None = None,
 ) -> Dataset:
-    """A data set from a table with a header line: one target column, all others inputs.
+    """Read a data set from a table with a header line: one target column, all others inputs.
 
-    Inputs are standardised. Two classes become y = 0.0 and 1.0, more become class indices.
+    Inputs are standardised. Two classes become y = 0.0 and 1.0, more classes become indices.
 
     Args:
       path: the file.
       target: the name of the target column.
-      task: how to read the target: `regression` or `classification`.
+      task: the function that reads the target: `regression` or `classification`.
       delimiter: the character between cells.
       test_fraction: the share of rows held out.
       seed: the seed of the split, required with a `test_fraction`.
 
     Raises:
-      FileNotFoundError: there is no such file.
+      FileNotFoundError: the file does not exist.
       ValueError: the file is empty, a column is missing, a cell is missing or is not a number, or
         the target has a single class. The message names the column and the row.
     """
@@ -119,7 +119,7 @@ def _table(path: Path, delimiter: str) -> tuple[list[str], list[list[str]]]:
         )
     if len(set(header)) != len(header):
         raise invalid(
-            str(path), expected="different column names", got=header, advice="Rename them."
+            str(path), expected="different column names", got=header, advice="Rename columns."
         )
     for number, line in enumerate(lines[1:], start=2):
         if line and len(line) != len(header):
@@ -158,5 +158,5 @@ def _refuse_missing(column: str, cells: Sequence[str]) -> None:
             f"column {column!r}",
             expected="a value in every row",
             got=f"{len(missing)} missing, the first in row {missing[0]}",
-            advice="Drop rows with missing values, or fill them in.",
+            advice="Drop rows with missing values, or fill the values in.",
         )

@@ -1,4 +1,4 @@
-"""One type for every data set: a training part, a test part, and the scaling of both."""
+"""The type of every data set: a training part, a test part, and the scaling of both."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ class Dataset(NamedTuple):
     """A table split into a training part (N rows) and a test part (T rows, none by default).
 
     Attributes:
-      name: of the data set.
+      name: the name of the data set.
       x: training inputs `[N, d]`.
       y: training targets `[N]`: numbers, 0.0 and 1.0 for two classes, or class indices (ints).
       x_test: test inputs `[T, d]`, standardised by the training part.
@@ -21,7 +21,7 @@ class Dataset(NamedTuple):
       features: the d names of the inputs.
       classes: the names of the classes, in the order of their codes; empty for regression.
       x_mean, x_scale: x = (raw input − x_mean) / x_scale, `[d]` each.
-      y_mean, y_scale: the same for the target; 0 and 1 for classes.
+      y_mean, y_scale: the same scaling of the target; 0 and 1 for classes.
     """
 
     name: str
@@ -82,7 +82,7 @@ def from_arrays(
     seed: int | None = None,
     x_scaling: tuple[float, float] | None = None,
 ) -> Dataset:
-    """A data set from raw rows, split, with both parts standardised by the training part.
+    """Split raw rows into a data set whose parts are both standardised by the training part.
 
     Args:
       x: raw inputs `[N + T, d]`.
@@ -148,10 +148,10 @@ def _split(rows: int, test_fraction: float, seed: int | None) -> tuple[np.ndarra
             advice="Choose a fraction nearer to one half.",
         )
     order = np.random.default_rng(seed).permutation(rows)
-    return np.sort(order[num_test:]), np.sort(order[:num_test])
+    return np.sort(order[num_test:]), np.sort(order[:num_test])  # rows keep the order of the file
 
 
 def _deviation(values: np.ndarray) -> np.ndarray:
     """The standard deviation of each column; 1 for a column that is constant."""
     deviation = values.std(0)
-    return np.where(deviation > 1e-12 * (1 + np.abs(values).max(0)), deviation, 1.0)
+    return np.where(deviation > 1e-12 * (1 + np.abs(values).max(0)), deviation, 1.0)  # rounding

@@ -1,6 +1,6 @@
-"""Data sets by name: tables that ship with quell, or files of packages that carry them.
+"""Data sets by name: tables that ship with quell, or files inside other packages.
 
-The packages are located but not imported: their own dependencies are not needed to read a file.
+These packages are located but not imported, since reading a file needs none of their dependencies.
 """
 
 import csv
@@ -29,7 +29,7 @@ class _Raw(NamedTuple):
 
 
 def load(name: str, *, test_fraction: float = 0.0, seed: int | None = None) -> Dataset:
-    """A data set by name: a table that ships with quell, or one of the `data` extra.
+    """Load a data set by name: a table that ships with quell, or a table of the `data` extra.
 
     Inputs are standardised (the pixels of digits are scaled to [0, 1]), and so are numeric targets.
 
@@ -40,7 +40,7 @@ def load(name: str, *, test_fraction: float = 0.0, seed: int | None = None) -> D
       seed: the seed of the split, required with a `test_fraction`.
 
     Raises:
-      ImportError: the package that carries the data is not installed; the message says how to.
+      ImportError: the package with the data is not installed; the message gives the command.
     """
     if name in _FUNCTIONS:
         return _FUNCTIONS[name](test_fraction=test_fraction, seed=seed)
@@ -73,7 +73,7 @@ def _folder(package: str) -> Path:
 
 
 def _two_classes(file: str, classes: tuple[str, str], positive: str) -> _Raw:
-    """Two classes, no header, the label last; `classes` name y = 0 and y = 1."""
+    """A table of two classes without a header, the label last; `classes` name y = 0 and y = 1."""
     rows = list(csv.reader(table_lines(file)))
     x = np.array([row[:-1] for row in rows], float)
     y = np.array([row[-1] == positive for row in rows], float)
@@ -106,7 +106,7 @@ def _with_target(header: list[str], table: np.ndarray, target: int) -> _Raw:
 
 
 def _sklearn(loader: str, x_scaling: tuple[float, float] | None = None) -> _Raw:
-    """One of the data sets inside scikit-learn."""
+    """A data set inside scikit-learn."""
     _folder("sklearn")
     from sklearn import datasets
 

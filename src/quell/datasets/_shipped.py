@@ -1,4 +1,4 @@
-"""The data sets that ship with the package: the paper's two, and the files of `tables`."""
+"""Data sets that ship with the package: the paper's two, and the files of `tables`."""
 
 import gzip
 import hashlib
@@ -22,7 +22,7 @@ _AIRFOIL_COLUMNS = ("frequency", "angle", "chord", "velocity", "thickness")
 
 
 def titanic(*, test_fraction: float = 0.0, seed: int | None = None) -> Dataset:
-    """Survival on the Titanic: 2201 people, class, age and sex, and a bias column.
+    """The survival of 2201 people on the Titanic by class, age and sex, with a bias column.
 
     The raw codes are class 1 to 4 (1st, 2nd, 3rd, crew), age 0 for adults and 1 for children, sex 0
     for women and 1 for men; the three inputs are standardised.
@@ -32,7 +32,7 @@ def titanic(*, test_fraction: float = 0.0, seed: int | None = None) -> Dataset:
       seed: the seed of the split, required with a `test_fraction`.
 
     Returns:
-      A `Dataset` with inputs `[N, 4]` and y = 1.0 for the 711 who survived.
+      A `Dataset` with inputs `[N, 4]` and y = 1.0 for the 711 survivors.
 
     >>> people = titanic()
     >>> people.x.shape, int(people.y.sum())
@@ -58,7 +58,7 @@ def titanic(*, test_fraction: float = 0.0, seed: int | None = None) -> Dataset:
 
 
 def airfoil(*, test_fraction: float = 0.0, seed: int | None = None) -> Dataset:
-    """Self-noise of airfoils in a wind tunnel: 1503 measurements, 5 inputs, sound level in dB.
+    """The self-noise of airfoils in a wind tunnel: 1503 sound levels in dB, with 5 inputs.
 
     NASA RP-1218, UCI data set 291, CC BY 4.0 (see README.md beside the file). The file's SHA-256
     is verified at every load. Inputs and target are standardised.
@@ -88,7 +88,7 @@ def table_lines(file: str) -> list[str]:
 
 
 def _verified(file: str, raw: bytes) -> bytes:
-    """The bytes of a file, if their digest is the known one."""
+    """The bytes of a file, refused if their digest is not the known digest."""
     digest = hashlib.sha256(raw).hexdigest()
     if digest != _SHA256[file]:
         raise ValueError(

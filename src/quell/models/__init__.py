@@ -1,4 +1,4 @@
-"""The models of the paper, and two more that its introduction names."""
+"""Models: the two of the paper, and two more that its introduction names."""
 
 from quell.models._deep_gp import deep_gp as deep_gp
 from quell.models._logistic import logistic_regression as logistic_regression

@@ -30,37 +30,37 @@ def deep_gp(
     last_scale: float = 1.0,
     learn_hyperparameters: bool = False,
 ) -> Model:
-    """Regression by a stack of sparse variational GPs; the noise draws the inner layers' outputs.
+    """A regression by stacked sparse variational GPs; the noise draws the inner layers' outputs.
 
-    Squared exponential kernels, whitened variational posteriors with full covariance per output,
-    linear mean functions in inner layers (the identity when sizes agree, principal directions when
-    they shrink, padding by zeros when they grow) and none in the last. The first layer's inducing
-    inputs are k-means centroids, later ones their images under the mean functions. The Gaussian
-    likelihood is integrated in closed form over the last layer.
+    Kernels are squared exponential, posteriors whitened with full covariance per output. Inner
+    layers have linear mean functions (the identity when sizes agree, principal directions when they
+    shrink, padding by zeros when they grow), the last layer has none. The inducing inputs of the
+    first layer are k-means centroids, those of later layers the images of the centroids under the
+    mean functions. The Gaussian likelihood is integrated exactly over the last layer.
 
-    The defaults of the five hyperparameters are for standardised inputs and targets; the paper
-    fixes these numbers but does not state them.
+    The defaults of the five hyperparameters suit standardised inputs and targets; the paper fixes
+    these numbers without stating them.
 
     Args:
-      key: for the k-means clustering.
+      key: the key for the k-means clustering.
       x_train: training inputs, for inducing inputs and mean functions.
       num_layers: the number of layers; one is the sparse variational GP, without noise.
-      inner_dim: outputs of each inner layer.
-      num_inducing: M, inducing points of each layer. The paper does not say; 25 makes a step cheap
+      inner_dim: the number of outputs of each inner layer.
+      num_inducing: M, inducing points per layer. The paper does not say; 25 makes a step cheap
         while the first layer still separates the clusters of its data sets.
-      variance: of each layer's kernel. One, since the targets have unit variance, and since an
+      variance: the variance of each kernel. One, since the targets have unit variance, and since an
         inner layer should be able to bend its input by about the input's own size.
-      lengthscale: of each layer's kernel, in units of √d for d inputs: √d is about the distance of
-        a standardised input from the middle, so one unit keeps 25 inducing points overlapping.
-      noise_variance: of the likelihood. A tenth of the targets' variance: below the share that so
-        few inducing points leave unexplained, yet not so far below that the variance term rules
-        the bound.
+      lengthscale: the lengthscale of each kernel, in units of √d for d inputs: √d is about the
+        distance of a standardised input from the middle, so 25 inducing points overlap.
+      noise_variance: the variance of the likelihood. A tenth of the targets' variance: below the
+        share that 25 inducing points leave unexplained, yet high enough that the variance term
+        does not rule the bound.
       inner_scale: the standard deviation of the inner layers' inducing outputs at the start. Small,
         so that training starts from the mean function: about one step of Adam at 0.01. The
         original code takes 1e-5.
-      last_scale: the same for the last layer. One, the prior.
-      learn_hyperparameters: whether kernels and likelihood are params, too. If not, everything
-        that depends on them alone is computed once, and `prepare(data)` adds the first layer's
+      last_scale: the same standard deviation for the last layer. One, the prior.
+      learn_hyperparameters: whether kernels and likelihood are params, too. If not, all quantities
+        that depend on them alone are computed once, and `prepare(data)` adds the first layer's
         projection of every input, a leaf `projection` `[N, M]`.
 
     Returns:
@@ -84,7 +84,7 @@ def deep_gp(
         return params
 
     def propagate(params, eps, example):
-        """Mean and variance of the last layer, given draws of the inner ones."""
+        """Mean and variance of the last layer, given draws of the inner layers."""
         h = example["x"]
         a = example.get("projection")
         draws = eps.reshape(inner, inner_dim)
@@ -101,7 +101,7 @@ def deep_gp(
         return noise_variance
 
     def loss(params, eps, example):
-        # −E[log N(y | f, s²)] over f ~ N(mean, variance)
+        # −E[log N(y | f, s²)] over f ~ N(mean, variance): exact, so the last layer needs no draw
         mean, variance = propagate(params, eps, example)
         s2 = likelihood_variance(params)
         square = (example["y"] - mean) ** 2 + variance
@@ -125,7 +125,7 @@ def deep_gp(
 def _stack(
     x: np.ndarray, Z: np.ndarray, inner_dim, variance, lengthscale, scales, learned
 ) -> list[Layer]:
-    """A layer for each initial scale; data and inducing inputs go on through the mean functions."""
+    """The layers, one per initial scale; data and inducing inputs pass through mean functions."""
     layers = []
     for i, initial_scale in enumerate(scales):
         last = i == len(scales) - 1

@@ -28,9 +28,9 @@ class Layer(NamedTuple):
     Attributes:
       init: `init()` gives the params: `mean` μ `[M, D]`, `scale` (S_d packed) `[D, M(M+1)/2]`, and
         the kernel's `log_variance` and `log_lengthscale` if the kernel is learned.
-      project: `project(params, x)` is a(x) `[M]`.
-      marginal: `marginal(params, a, x)`, mean and variance `[D]` of q(f(x)), given a = a(x).
-      kl: `kl(params)`, Σ_d KL[q(u_d) ‖ N(0, I)].
+      project: `project(params, x)` gives a(x) `[M]`.
+      marginal: `marginal(params, a, x)` gives mean and variance `[D]` of q(f(x)), for a = a(x).
+      kl: `kl(params)` gives Σ_d KL[q(u_d) ‖ N(0, I)].
     """
 
     init: Callable[[], Params]
@@ -58,7 +58,7 @@ def gp_layer(
       mean_weights: W `[d, D]` of the mean function.
       variance: the kernel's variance k(x, x).
       lengthscale: the kernel's lengthscale, the same along every input.
-      initial_scale: S_d starts as its square times the identity.
+      initial_scale: the initial standard deviation: S_d starts as its square times the identity.
       learned: whether variance and lengthscales (one per input) are params. If not, L⁻¹ is a
         constant, computed here once in double precision.
     """
@@ -111,7 +111,7 @@ def gp_layer(
 
 
 def _whitening(Z: np.ndarray, variance: float, lengthscale: float) -> np.ndarray:
-    """variance · L⁻¹ `[M, M]`, the matrix that takes the correlations of x with Z to a(x)."""
+    """The matrix variance · L⁻¹ `[M, M]`, which maps the correlations of x with Z to a(x)."""
     distance = ((Z[:, None] - Z[None]) ** 2).sum(-1)
     c = np.exp(-0.5 * distance / lengthscale**2) + _JITTER * np.eye(len(Z))
     return np.sqrt(variance) * np.linalg.inv(np.linalg.cholesky(c))

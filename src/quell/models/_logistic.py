@@ -10,7 +10,7 @@ from quell.models._types import Model, weights_model
 
 
 def logistic_regression(dim: int, family: Callable[[int], Gaussian] = full_covariance) -> Model:
-    """p(y = 1 | x, w) = σ(wᵀx), prior w ~ N(0, I), posterior approximated by a Gaussian.
+    """A classifier p(y = 1 | x, w) = σ(wᵀx) with prior w ~ N(0, I) and a Gaussian posterior.
 
     There is no intercept: give the inputs a column of ones (`dataset.with_bias()`).
 

@@ -27,7 +27,7 @@ class Likelihood(NamedTuple):
 
 
 def categorical() -> Likelihood:
-    """A likelihood of classes: the outputs `[O]` are logits, y is a class index; moments `[O]`."""
+    """A likelihood for classes: the outputs `[O]` are logits, y is a class index; moments `[O]`."""
 
     def log_prob(outputs, y):
         return (jax.nn.log_softmax(outputs) * jax.nn.one_hot(y, outputs.shape[-1])).sum()
@@ -40,7 +40,7 @@ def categorical() -> Likelihood:
 
 
 def gaussian(variance: float) -> Likelihood:
-    """A likelihood of numbers: the one output is the mean of y, of known variance; moments `[]`."""
+    """A likelihood for numbers: the output is the mean of y, with known variance; moments `[]`."""
     if not variance > 0:
         raise invalid("variance", expected="a positive number", got=variance, advice="Try 0.1.")
 
@@ -59,7 +59,7 @@ def bayesian_neural_network(
     family: Callable[[int], Gaussian] = mean_field,
     initial_scale: float = 0.05,
 ) -> Model:
-    """outputs = tanh(xV/√d + a) U/√H + b, with prior N(0, 1) on each of the W weights.
+    """A network tanh(xV/√d + a) U/√H + b with prior N(0, 1) on each of its W weights.
 
     Dividing by the square root of the number of inputs lets one unit prior serve every width.
 

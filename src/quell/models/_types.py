@@ -14,7 +14,7 @@ from quell.objective import Objective, negative_elbo
 class Prediction(NamedTuple):
     """Mean and variance of the predicted target, averaged over draws: leaves `[N, ...]`.
 
-    For classes the mean is the probability, and the variance that of the 0-or-1 indicator.
+    For classes the mean is the probability, and the variance belongs to the 0-or-1 indicator.
     """
 
     mean: Float[Array, " N *shape"]
@@ -22,14 +22,14 @@ class Prediction(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A model as pure functions. It knows nothing of estimators or control variates.
+    """A model as pure functions, which know nothing of estimators or control variates.
 
     Attributes:
       init: `init(key)` gives the initial params.
-      loss: `loss(params, noise, example)`: one example, one draw; minimised.
+      loss: `loss(params, noise, example)` gives the loss of one example and draw; minimised.
       noise: the base noise of one example.
       regulariser: `regulariser(params)`, the noise-free part of the objective, or None.
-      predict: `predict(key, params, x, draws=64)` for inputs `[N, ...]`, a `Prediction`.
+      predict: `predict(key, params, x, draws=64)` gives a `Prediction` for inputs `[N, ...]`.
       prepare: `prepare(data)` adds to the data the parts of the loss that stay constant during
         training; optional, since the loss takes examples of either kind.
       family: the Gaussian family of the weights, if the model has one.

@@ -13,15 +13,15 @@ _KERNEL = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 
 
 def vae(dim: int, *, latent: int = 5, hidden: int = 50) -> Model:
-    """p(x | z) Bernoulli with logits decoder(z), z ~ N(0, I), q(z | x) = N(m(x), diag s(x)²).
+    """An autoencoder: p(x | z) Bernoulli with logits decoder(z), q(z | x) = N(m(x), diag s(x)²).
 
-    Encoder and decoder have one hidden layer each. The objective has no regulariser: the divergence
-    of q(z | x) from the prior belongs to the example, in closed form.
+    The prior of z is N(0, I). Encoder and decoder have one hidden layer each. The objective has no
+    regulariser: the divergence of q(z | x) from the prior belongs to the example, without noise.
 
     Args:
       dim: d, the number of pixels, each in [0, 1].
       latent: K, the number of latent variables.
-      hidden: H, hidden units of encoder and decoder.
+      hidden: H, the number of hidden units of encoder and decoder.
 
     Returns:
       A model for examples `{"x": [d]}` (other leaves are ignored) with noise `[K]`. Its `predict`

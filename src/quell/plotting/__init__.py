@@ -1,1 +1,1 @@
-"""Figures. Nothing here trains or measures; matplotlib is imported when a figure is drawn."""
+"""Figures: no training, no measuring; matplotlib is imported when a figure is drawn."""

@@ -1,4 +1,4 @@
-"""One style and one palette for all figures, and the files that figures become."""
+"""The style and the palette of all figures, and their files."""
 
 import io
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _RC: Any = {
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
     "legend.frameon": False,
-    "pdf.fonttype": 42,
+    "pdf.fonttype": 42,  # TrueType: text stays selectable
 }
 
 # No dates in the files, so that the same figure gives the same bytes.
@@ -35,7 +35,7 @@ F = TypeVar("F", bound=Callable)
 
 
 def styled(draw: F) -> F:
-    """The function `draw`, run with the sizes and lines of the one style."""
+    """The function `draw`, run with the sizes and lines of this style."""
 
     @wraps(draw)
     def drawn(*args, **options):
@@ -48,15 +48,16 @@ def styled(draw: F) -> F:
 
 
 def new_figure(rows: int, columns: int, width: float, height: float, **options: Any) -> Any:
-    """A figure and its axes `[rows, columns]`; `options` are those of `Figure.subplots`."""
+    """A figure and its axes `[rows, columns]`; `options` go to `Figure.subplots`."""
     from matplotlib.figure import Figure
 
+    # Figure rather than pyplot: no global state, no window, no figure left open
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
 def legend_below(figure: Any, axes: Any, columns: int) -> None:
-    """One legend for all panels, below the panels."""
+    """Draw one legend for all panels, below the panels."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
@@ -70,7 +71,7 @@ def rendered(figure: Any, kind: str) -> bytes:
 
 
 def saved(figure: Any, path: str | Path | None) -> Any:
-    """The figure, written to `path` if there is one; the suffix says the kind of file."""
+    """Write the figure to `path`, if given, and return it; the suffix gives the kind of file."""
     if path is not None:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,11 +9,11 @@ from quell.plotting._style import COLOURS, GREY, MARKERS, new_figure, saved, sty
 
 @styled
 def parts_figure(parts: Mapping[str, Any], path: str | Path | None = None) -> Any:
-    """Stacked bars of points, draws and interaction, as shares of each total.
+    """Draw stacked bars of points, draws and interaction, as shares of each total.
 
     Args:
       parts: records with `total`, `points`, `draws` and `interaction`, by name.
-      path: where to save the figure, if anywhere.
+      path: the file of the figure, if it is to be saved.
 
     Returns:
       The matplotlib figure.
@@ -23,7 +23,7 @@ def parts_figure(parts: Mapping[str, Any], path: str | Path | None = None) -> An
     names = list(parts)[::-1]
     left = [0.0] * len(names)
     for colour, field in zip(COLOURS[1:], ("points", "draws", "interaction")):
-        # An unbiased estimate of nearly nothing may lie below zero, which no bar can show.
+        # An unbiased estimate of a small part may lie below zero, which no bar can show.
         widths = [max(getattr(parts[n], field).value, 0.0) for n in names]
         totals = [max(parts[n].total.value, 1e-300) for n in names]
         shares = [width / total for width, total in zip(widths, totals)]
@@ -38,14 +38,14 @@ def parts_figure(parts: Mapping[str, Any], path: str | Path | None = None) -> An
 def frontier_figure(
     rows: Sequence[Any], best: tuple[str, int], path: str | Path | None = None
 ) -> Any:
-    """Variance against seconds per step, a line through the batch sizes of each estimator.
+    """Draw variance against time per step, a line through the batch sizes of each estimator.
 
-    Dashed lines are of equal variance × time: that of the best baseline, a tenth and a hundredth.
+    Dashed lines have equal variance × time: that of the best baseline, a tenth and a hundredth.
 
     Args:
       rows: records with `name`, `batch_size`, `error`, `seconds_per_step`.
       best: name and batch size of the best baseline.
-      path: where to save the figure, if anywhere.
+      path: the file of the figure, if it is to be saved.
 
     Returns:
       The matplotlib figure.
