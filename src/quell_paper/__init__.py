@@ -1,1 +1,1 @@
-"""The laboratory of one paper: its experiments, figures, table and claims."""
+"""The laboratory of the paper: its experiments, figures, table and claims."""

@@ -2,8 +2,8 @@
 
 The words of the claims stand in claims.toml, their effects here. A positive effect speaks for the
 claim, unless its words say otherwise. The remaining variance is the controlled variance divided by
-the plain one. Claims are judged by the part of the covariance's trace that is due to the draws,
-the only part that these variates can reduce; the paper's own measure, the variance of the norm,
+the plain variance. Claims are judged by the draws' part of the trace of the covariance, the only
+part that these variates can reduce; the paper's own measure, the variance of the norm,
 stands beside it.
 """
 
@@ -29,7 +29,7 @@ from quell_paper.verdicts import (
 )
 
 ALIKE = 0.1  # criteria behave alike if their remaining variances differ by less than this
-LITTLE = 0.9  # few steps are a struggle if more variance than this remains after ten of them
+LITTLE = 0.9  # few steps are a struggle if more variance than this remains after ten steps
 OVERHEAD = (0.15, 0.35)  # the meaning of "about 25 %"
 
 MakePart = Callable[[str], Part]
@@ -71,7 +71,7 @@ def _variance_part(
 
 
 def _contrasts(decide: Decide = positive, **other) -> Callable[[Results], Parts]:
-    """The remaining variance of another setting minus that of the main one."""
+    """The remaining variance of another setting minus that of the main setting."""
 
     def parts(r: Results) -> Parts:
         def difference(get, model, metric):
@@ -134,7 +134,7 @@ def _keeps_up(r: Results) -> Parts:
 def _gains(*comparisons: tuple[str, int, str, float, float]) -> Callable[[Results], Parts]:
     """Comparisons `(name, sign, baseline, begin, end)` of traces, in both orders.
 
-    The effect is the sign times the baseline's bound minus the amortised one, mean over the
+    The effect is the sign times (bound of the baseline minus amortised bound), the mean over the
     criteria and over the iterations between two fractions of the training.
     """
 

@@ -1,6 +1,6 @@
-"""The settings of the experiments: every number that a result depends on, in one place.
+"""The settings of the experiments: every number behind a result, in one place.
 
-The defaults are the paper's. Where the paper is silent, the choice is ours and a comment says so.
+The defaults are the paper's. If the paper is silent, the choice is ours and a comment says so.
 The same classes describe the paper's experiments, `PAPER`, and their shortened forms, `QUICK`.
 """
 
@@ -17,7 +17,7 @@ Network = tuple[int, ...]  # the widths of the hidden layers
 CONTEXT_FREE: Network = ()
 DEEPEST: Network = (128, 128, 128)
 EXTREMES = (CONTEXT_FREE, DEEPEST)
-# Narrow and wide, shallow and deep: every network differs from another one in a single respect.
+# Narrow and wide, shallow and deep: every network differs from another in one respect alone.
 NETWORKS = (CONTEXT_FREE, (16,), (128,), (16, 16, 16), DEEPEST)
 
 
@@ -53,7 +53,7 @@ class Variate:
 
     @property
     def unlearned(self) -> "Variate":
-        """The variate that stands for all criteria and orders as long as nothing is learned."""
+        """The variate that represents all criteria and orders as long as nothing is learned."""
         return self if self == PLAIN else Variate(self.basis, "squared_difference", self.hidden)
 
 
@@ -63,9 +63,9 @@ PLAIN = Variate("linear", "none", CONTEXT_FREE, "none")
 
 @dataclass(frozen=True)
 class Sampling:
-    """The sample that a variance is estimated from: fresh batches and fresh draws for each batch.
+    """The design of a variance estimate: fresh batches, and fresh draws for each batch.
 
-    The paper samples 100 gradients; nesting draws in batches separates the two sources of noise.
+    The paper takes 100 gradients; draws nested in batches separate the two sources of noise.
     """
 
     batches: int = 50
@@ -74,7 +74,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Illustration:
-    """Figure 1: one weight, two points. The paper names neither data nor parameters: ours.
+    """Figure 1: one weight, two points. Data and parameters are ours: the paper names neither.
 
     Attributes:
       harm: the least share of one point's variance that remains under the common variate.
@@ -172,9 +172,9 @@ class Plan:
     """All experiments on one model.
 
     Attributes:
-      learning_rate: of the model's Adam.
-      main_learning_rate: of the coefficients' Adam in the paper's main figures, and in the traces.
-      seeds: independent runs of everything random.
+      learning_rate: the rate of the model's Adam.
+      main_learning_rate: the rate of the coefficients' Adam in the main figures and the traces.
+      seeds: the number of independent runs.
     """
 
     model: str
@@ -195,7 +195,7 @@ PAPER = {
     "deep-gp": Plan(
         "deep-gp",
         main_learning_rate=1e-3,
-        # A last layer of [5·129, 2100] takes milliseconds to learn where logistic regression takes
+        # A step on the last layer of [5·129, 2100] takes milliseconds; for logistic regression,
         # microseconds. So the two orders are compared in the traces and by their bias alone, and
         # partial gradients, the dearest criterion, learn at the main rate alone.
         static=Static(partial_gradients_rates=(1e-3,)),

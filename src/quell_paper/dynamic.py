@@ -11,7 +11,7 @@ from quell_paper.variance import measurer, sampler
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """One job per basis, criterion, network, learning rate and order."""
+    """The jobs, one per basis, criterion, network, learning rate and order."""
     dynamic = plan.dynamic
     return [
         variate_job(

@@ -1,4 +1,4 @@
-"""Figure 1: one weight, two points, and a common variate that is right for neither point."""
+"""Figure 1: one weight, two points, and a common variate that suits neither point."""
 
 from dataclasses import asdict
 from itertools import combinations
@@ -18,16 +18,16 @@ from quell_paper.config import Illustration
 from quell_paper.jobs import Job
 
 _KEY = 1
-_NODES = 64  # of the Gauss–Hermite rule: expectations over ε are exact to rounding
+_NODES = 64  # nodes of the Gauss–Hermite rule: expectations over ε are exact to rounding
 
 
 def jobs(config: Illustration) -> list[Job]:
-    """One job."""
+    """The only job."""
     return [Job("figure-1", asdict(config), lambda: _run(config), 2e7)]
 
 
 def _run(config: Illustration) -> pd.DataFrame:
-    """Draws ε at two points: the gradient of the mean, its variates and the remaining variances.
+    """A table of draws ε at two points: the gradient of the mean, its variates, and variances.
 
     `gradient − dependent` and `gradient − independent` are the controlled gradients.
     """
@@ -82,7 +82,7 @@ def _run(config: Illustration) -> pd.DataFrame:
 
 
 def remaining(c: float, best: float, variance: float) -> float:
-    """Var[g − cε] = Var[g] − 2c Cov[g, ε] + c²."""
+    """The remaining variance Var[g − cε] = Var[g] − 2c Cov[g, ε] + c²."""
     return variance - 2 * c * best + c**2
 
 
@@ -91,7 +91,7 @@ def find_pair(
 ) -> tuple[int, int]:
     """The pair of largest variance that a common variate harms and two own variates serve.
 
-    The common coefficient that leaves least variance in both points is the mean of the two best.
+    The common coefficient with the least total variance is the mean of the two best coefficients.
 
     Args:
       best: the best coefficient of each point, `[N]`.

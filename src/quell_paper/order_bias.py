@@ -2,7 +2,7 @@
 
 Coefficients that have learned from a batch depend on its draws, and their correction no longer
 has mean zero. With coefficients from before, G̃ has the mean of Ĝ exactly; so the bias of the
-paper's order is the mean of its G̃ minus the mean of the other order's G̃ on the same samples.
+paper's order is the mean of its G̃ minus the mean of the other order's G̃ on the same draws.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from quell_paper.variates import correct, flat, update
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """One job per criterion and network; linear basis, main learning rate."""
+    """The jobs, one per criterion and network; linear basis, main learning rate."""
     stages, learned_for = plan.static.frozen_after, plan.order_bias.learned_for
     size = plan.order_bias.sampling
     corrections = len(learned_for) * size.batches * size.draws
@@ -87,7 +87,7 @@ def _measurer(model: str, variate: Variate, rate: float) -> Callable[..., list[d
 
             return lax.map(one_draw, (noise, gradient))
 
-        before, after = lax.map(one_batch, tuple(samples))
+        before, after = lax.map(one_batch, tuple(samples))  # one by one: a state per draw is large
         plain = samples.gradient
         return [_columns(plain, before, plain), _columns(plain, after, before)]
 
@@ -97,8 +97,8 @@ def _measurer(model: str, variate: Variate, rate: float) -> Callable[..., list[d
 def _columns(plain, controlled, same_mean) -> dict[str, Any]:
     """The columns of one order; the mean of `same_mean` is the mean of Ĝ.
 
-    `bias` estimates ‖E[G̃] − E[Ĝ]‖² and `gradient` ‖E[Ĝ]‖², both without bias, so that they may
-    be negative; `z` is the mean squared z score of the bias, about 1 without bias.
+    `bias` and `gradient` are unbiased estimates of ‖E[G̃] − E[Ĝ]‖² and ‖E[Ĝ]‖², so both may be
+    negative; `z` is the mean squared z score of the bias, about 1 without bias.
     """
     G, G_controlled, G_same = (
         jax.vmap(jax.vmap(flat))(gradient) for gradient in (plain, controlled, same_mean)
@@ -116,4 +116,5 @@ def squared_mean(d: Float[Array, "M K P"]) -> tuple[Float[Array, ""], Float[Arra
     by_batch = d.mean(1)
     M = by_batch.shape[0]
     mean, error = by_batch.mean(0), by_batch.var(0, ddof=1) / M
+    # E[mean²] exceeds E[d]² by the variance of the mean, which `error` estimates.
     return jnp.sum(mean**2 - error), jnp.mean(mean**2 / error, where=error > 0)

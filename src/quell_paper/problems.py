@@ -28,8 +28,8 @@ class Distinct(NamedTuple):
     """The distinct rows of some data.
 
     Attributes:
-      rows: each of them once, leaves `[U, ...]`.
-      counts: the number of times that each of them occurs, `[U]`; their sum is N.
+      rows: each distinct row once, leaves `[U, ...]`.
+      counts: the number of times that each row occurs, `[U]`; their sum is N.
     """
 
     rows: PyTree[Array]
@@ -49,6 +49,7 @@ def nelbo(
     key: Key[Array, ""], objective: Objective, params: PyTree[Array], data: Distinct, draws: int
 ) -> Float[Array, ""]:
     """The bound on the whole data, from some draws for each distinct row."""
+    # Equal rows share their draws: unbiased, and a hundredth of the work on titanic.
     rows, counts = data
     noise = objective.sample_noise(key, counts.size, draws=draws)
     by_row = jax.vmap(objective.loss, (None, 0, 0))

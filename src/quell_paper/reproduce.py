@@ -34,11 +34,11 @@ def reproduce(
     experiments: Sequence[str] = EXPERIMENTS,
     command: str = "quell reproduce",
 ) -> list[Claim]:
-    """Run the missing jobs of some experiments, and write everything into `out`.
+    """Run the missing jobs of some experiments, and write all results into `out`.
 
     Args:
       plans: the plan of each model.
-      out: a directory, which is made if need be. Jobs whose records it holds are not run again.
+      out: a directory, made if it is missing. Jobs whose records it holds are not run again.
       experiments: the names of the experiments.
       command: the command that the report names as its origin.
 

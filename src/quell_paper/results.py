@@ -1,4 +1,4 @@
-"""Numbers from records: one tidy table per experiment, and selections of its rows."""
+"""Results from records: one tidy table per experiment, and selections of its rows."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ _MAIN = {"network": AMORTISED, "criterion": "squared_difference", "basis": "line
 
 
 class NotRunError(LookupError):
-    """A selection that has no rows, because the experiment has not been run."""
+    """The error of a selection without rows, because the experiment has not been run."""
 
 
 class Results(NamedTuple):
@@ -24,8 +24,8 @@ class Results(NamedTuple):
     Attributes:
       tables: one tidy table per experiment; the setting of a record is repeated in its rows.
       plans: the plan of each model.
-      seconds: the time that all records took together.
-      versions: of the packages that made the first record.
+      seconds: the time of all records together.
+      versions: the versions of the packages behind the first record.
     """
 
     tables: dict[str, pd.DataFrame]
@@ -116,7 +116,7 @@ def grouped(rows: pd.DataFrame, *names: str) -> Iterable[tuple[Any, pd.DataFrame
 
 def _tidy(record: Record) -> pd.DataFrame:
     """The table of a record, with its setting and versions in every row."""
-    # A result column with the name of a setting says to which of its values the row belongs.
+    # A result column with the name of a setting gives the value of the setting for each row.
     setting = {k: v for k, v in record.setting.items() if k not in record.table}
     flat = {k: v if isinstance(v, str | int | float) else json.dumps(v) for k, v in setting.items()}
     versions = " ".join(f"{name}={version}" for name, version in record.versions.items())

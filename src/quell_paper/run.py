@@ -1,4 +1,4 @@
-"""The runner: jobs run side by side, are stored when done, and the remaining time is shown."""
+"""The runner: it runs jobs side by side, stores their records and shows the remaining time."""
 
 import sys
 import time
@@ -14,12 +14,12 @@ from quell_paper import store
 from quell_paper.jobs import Job
 from quell_paper.store import Record
 
-_WORKERS = 2
-_COMPILATION = 3e6  # of a job, in the microseconds of its weight
+_WORKERS = 2  # compilation uses one core: two jobs keep two cores busy
+_COMPILATION = 3e6  # time to compile a job, in microseconds like its weight
 
 
 def run(jobs: Sequence[Job], out: Path) -> list[Record]:
-    """The records of all jobs, in the order of the jobs: found in `out`, or made now.
+    """Find the records of all jobs in `out`, or make them; in the order of the jobs.
 
     Jobs are independent and run two at a time, each compiled for all of its seeds. Jobs that
     measure time run alone, at the end.
@@ -32,7 +32,7 @@ def run(jobs: Sequence[Job], out: Path) -> list[Record]:
         if record is not None:
             records[i] = record
         if complaint is not None:
-            complaints.append(f"{complaint}: doing it again")
+            complaints.append(f"{complaint}: the job runs again")
     # The paper's own figures come first, its supplement later: an early look shows most.
     missing = [i for i in range(len(jobs)) if i not in records]
     missing.sort(key=lambda i: jobs[i].supplement)
@@ -56,7 +56,7 @@ def _finished(
 ) -> Iterator[tuple[int, Record]]:
     """Run jobs on threads (compiled code releases Python's lock) and yield each when it ends.
 
-    After an error or an interruption no further job begins; the running ones end and are stored.
+    After an error or an interruption no further job begins; running jobs end and are stored.
     """
     with ThreadPoolExecutor(workers) as pool:
         futures = {pool.submit(_made, jobs[i], out): i for i in indices}
@@ -77,7 +77,7 @@ def _made(job: Job, out: Path) -> Record:
 
 
 def _bar() -> Progress:
-    """A bar on a terminal; disabled elsewhere, where `_reporter` prints lines."""
+    """A bar on a terminal; elsewhere it is disabled, and `_reporter` prints lines."""
     columns = (BarColumn(20), TextColumn("{task.fields[status]}"), TextColumn("{task.description}"))
     return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
 

@@ -20,11 +20,11 @@ from quell_paper.training import over_seeds, seed_keys, trained
 from quell_paper.variance import Samples, measurer, sampler
 from quell_paper.variates import control, update
 
-_LESSONS = 1  # folded into a seed's key
+_LESSONS = 1  # folded into a seed's key: other draws than those of the measurement
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """One job per basis, criterion, network and learning rate."""
+    """The jobs, one per basis, criterion, network and learning rate."""
     static = plan.static
     return [
         variate_job(
@@ -64,12 +64,12 @@ def _run(plan: Plan, variate: Variate, rate: float) -> pd.DataFrame:
 
 
 class Lessons(NamedTuple):
-    """The batches that coefficients learn from at a frozen model: the same for every variate.
+    """The batches from which coefficients learn at a frozen model: the same for every variate.
 
     Attributes:
       params: the frozen parameters, leaves `[seeds, ...]`.
       indices: the batch of every step, `[seeds, T, B]`.
-      noise: its draws, leaves `[seeds, T, 1, B, ...]`.
+      noise: the draws of each batch, leaves `[seeds, T, 1, B, ...]`.
       gradient: Ĝ, leaves `[seeds, T, ...]`.
       samples: fresh gradients for measuring, with a leading axis `[seeds]`.
     """
@@ -112,9 +112,9 @@ def _teacher(plan: Plan) -> Callable:
 
 @cached
 def learner(plan: Plan, variate: Variate) -> tuple[Callable, Callable]:
-    """Two compiled functions of all seeds: start, and learn from some lessons.
+    """Two compiled functions over all seeds: `start`, and `learn` from some lessons.
 
-    Both serve every stage and every learning rate, which is an argument.
+    Both serve every stage and every learning rate, which is an argument to save compilations.
     """
     problem = PROBLEMS[plan.model]()
 

@@ -24,7 +24,7 @@ _LOOP = 100  # steps in one call of the compiled loop
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """One job: the variants take turns, so that other work on the machine slows all of them."""
+    """The job, in which variants take turns, so that other work on the machine slows all alike."""
     setting = {
         "model": plan.model,
         "learning_rate": plan.main_learning_rate,
@@ -46,7 +46,7 @@ def _run(plan: Plan) -> pd.DataFrame:
     calls: dict[Any, Callable] = {}
     for name, variate in variates.items():
         calls[*name, "dispatched"], calls[*name, "loop"] = _ways(plan, variate)
-    with ThreadPoolExecutor(2) as pool:  # the first calls compile; the timed ones come after
+    with ThreadPoolExecutor(2) as pool:  # the first calls compile; timed calls come after
         list(pool.map(lambda call: call(), calls.values()))
     steps = {name: config.runs if name[-1] == "dispatched" else _LOOP for name in calls}
     turns = {name: _turn(call, steps[name]) for name, call in calls.items()}

@@ -23,9 +23,9 @@ class Record(NamedTuple):
 
     Attributes:
       experiment: the name of the experiment.
-      setting: everything that the result depends on.
-      versions: of the packages that made the result.
-      seconds: the time that the job took.
+      setting: all values on which the result depends.
+      versions: the versions of the packages behind the result.
+      seconds: the time of the job.
       table: the results.
     """
 
@@ -57,7 +57,7 @@ def write(
 def read(
     out: Path, experiment: str, setting: Mapping[str, Any]
 ) -> tuple[Record | None, str | None]:
-    """The record if there is a good one; otherwise None, and a complaint about a bad one."""
+    """The record if it is intact; otherwise None, and a complaint about a damaged record."""
     path = path_of(out, experiment, setting)
     try:
         head, _, content = path.read_text().partition("\n")
@@ -75,7 +75,7 @@ def read(
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file under a passing name, then move it into place; errors say what to do."""
+    """Write a file under a temporary name, then move it into place; errors name a remedy."""
     passing = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,8 +83,8 @@ def write_file(path: Path, content: str | bytes) -> None:
             passing = file.name
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
-            os.fsync(file.fileno())
-        os.chmod(passing, 0o644)
+            os.fsync(file.fileno())  # or a power cut could leave the name without the content
+        os.chmod(passing, 0o644)  # temporary files are private
         os.replace(passing, path)
     except OSError as error:
         if passing is not None:
@@ -97,7 +97,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def sweep(out: Path) -> None:
-    """Remove the passing files of interrupted writes."""
+    """Remove the temporary files of interrupted writes."""
     for passing in out.rglob("*.part"):
         with contextlib.suppress(OSError):
             passing.unlink()

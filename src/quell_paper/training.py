@@ -76,14 +76,14 @@ def train(
 
 @cached
 def trained(plan: Plan) -> dict[int, PyTree[Array]]:
-    """Plainly trained params at the stages at which the static experiment freezes them."""
+    """The params after plain training, at the stages at which they are frozen."""
     stages = plan.static.frozen_after
     run = train(plan, stages, PLAIN)
     return {stage: carried.params for stage, carried in zip(stages, run.stops)}
 
 
 def over_seeds(model: str, function: Callable) -> Callable:
-    """`function` of one seed, for all seeds; arguments and results gain a leading axis.
+    """Map a function of one seed over all seeds; arguments and results gain a leading axis.
 
     Seeds run side by side if states are small, and one after the other if one state fills the
     processor's cache.
@@ -105,6 +105,7 @@ def seed_keys(seeds: int) -> Key[Array, " seeds"]:
 @cached
 def _loop(plan: Plan, variate: Variate, length: int, monitors: tuple[Monitors, ...]) -> Loop:
     """The library's loop, compiled once for all learning rates: `advance` takes the rate first."""
+    # The rate is a tracer, so that the loop has to be made inside the outer jit.
     problem = PROBLEMS[plan.model]()
 
     def loop(rate) -> Loop:

@@ -16,7 +16,7 @@ from quell_paper.problems import PROBLEMS
 from quell_paper.training import over_seeds
 from quell_paper.variates import correct, flat
 
-_FRESH = 2  # folded into a seed's key
+_FRESH = 2  # folded into a seed's key: other draws than those of the lessons
 
 
 class Samples(NamedTuple):
@@ -68,7 +68,7 @@ def sampler(model: str, size: Sampling, batch_size: int) -> Callable[..., Sample
 def measurer(model: str, variate: Variate) -> Callable[..., dict[str, Any]]:
     """`measure(state, params, samples)`: variances of Ĝ and, on the same samples, of G̃.
 
-    Each is a column `[seeds]`; the coefficients are those in the control variate's state.
+    Each variance is a column `[seeds]`; the coefficients come from the control variate's state.
     """
     problem = PROBLEMS[model]()
 
@@ -84,7 +84,7 @@ def measurer(model: str, variate: Variate) -> Callable[..., dict[str, Any]]:
 
 
 def variance_columns(plain: PyTree[Array], controlled: PyTree[Array]) -> dict[str, Any]:
-    """The variances of Ĝ and G̃, leaves `[M, K, ...]`, under the names that tables use."""
+    """The variances of Ĝ and G̃, leaves `[M, K, ...]`, under their names in tables."""
     return {
         f"{name}_{part}": value
         for name, gradient in (("plain", plain), ("controlled", controlled))

@@ -1,4 +1,4 @@
-"""Control variates by name, made into the library's transformations and estimators."""
+"""Control variates by name, as transformations and estimators of the library."""
 
 from typing import Any
 
@@ -104,7 +104,7 @@ def correct(
     noise: PyTree[Array],
     batch: PyTree[Array],
 ) -> PyTree[Array]:
-    """G̃ of a batch with the coefficients of an `unlearned` variate as they stand.
+    """Correct the gradient of a batch by the present coefficients of an `unlearned` variate.
 
     The variate applies its coefficients before they learn, and the compiler drops the learning,
     because the new state is not used.

@@ -1,4 +1,4 @@
-"""Effects, their intervals over seeds, and the verdicts that follow from the intervals."""
+"""Verdicts on claims: effects, their intervals over seeds, and decisions from intervals."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,14 +15,14 @@ Decide = Callable[[Interval], bool | None]
 
 
 class Part(NamedTuple):
-    """One comparison for one model; a claim has several.
+    """One comparison for one model; a claim has several parts.
 
     Attributes:
       name: the comparison in words.
       model: the model, or "both".
       interval: the effect and its 95 % interval.
       holds: True, False, or None if the seeds do not decide.
-      paper: the same by the paper's measure, if variances are compared.
+      paper: the same effect by the paper's measure, if variances are compared.
     """
 
     name: str
@@ -36,12 +36,12 @@ class Claim(NamedTuple):
     """A claim of the paper.
 
     Attributes:
-      id: its number.
+      id: the number of the claim.
       text: the claim in the paper's sense.
       effect: the quantity that is judged.
       parts: the parts for every model; empty if nothing was run.
       also: parts that are shown but not judged.
-      why: the reason, for a reader of a result that differs from the paper's.
+      why: the reason for a result that differs from the paper's.
     """
 
     id: int

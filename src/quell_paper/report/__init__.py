@@ -14,7 +14,7 @@ from quell_paper.verdicts import Claim, as_json
 
 
 def publish(results: Results, out: Path, command: str) -> list[Claim]:
-    """Write everything that a reader wants to see into `out`; returns the judged claims."""
+    """Write tables, figures, summary and pages into `out`, and return the judged claims."""
     for experiment, table in results.tables.items():
         csv = table.to_csv(index=False, float_format="%.9g")
         store.write_file(out / f"{experiment}.csv", csv)

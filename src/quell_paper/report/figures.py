@@ -1,4 +1,4 @@
-"""The results arranged for the figures of the paper."""
+"""Figures of the paper: the results, arranged for the drawings."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -26,8 +26,8 @@ class Figure(NamedTuple):
     """A figure of the report.
 
     Attributes:
-      kind: the name of its caption in the template of captions.
-      name: the name of its files, without ending.
+      kind: the name of the caption in the template of captions.
+      name: the name of the files, without ending.
       facts: the values that its caption names.
       main: whether the figure stands in the paper itself rather than in its supplement.
       drawing: the figure, or its bytes as PNG.
@@ -41,7 +41,7 @@ class Figure(NamedTuple):
 
 
 def all_figures(results: Results) -> Iterator[Figure]:
-    """All figures for which there are results, one by one."""
+    """Yield all figures for which there are results."""
     if "figure-1" in results.tables:
         yield _illustration(results.tables["figure-1"])
     makers = {"static": _static, "dynamic": _dynamic, "orders": _orders, "traces": _traces}
@@ -224,7 +224,7 @@ def _series(rows: pd.DataFrame, measure: str, x: str, look: Look) -> plots.Serie
     seeds = values.to_numpy()
     interval = root(mean_interval(seeds)) if measure == "bias" else mean_interval(seeds)
     mean, low, high = map(np.asarray, interval)
-    if measure != "bias":  # whose square the table holds; the interval may reach far beyond seeds
+    if measure != "bias":  # the interval of few seeds may reach far beyond all of them
         low, high = low.clip(seeds.min(axis=0)), high.clip(None, seeds.max(axis=0))
     label, colour, dashed = look
     return plots.Series(label, colour, dashed, values.columns.to_numpy(float), mean, low, high)

@@ -49,7 +49,7 @@ def _environment() -> Environment:
         "duration": readable,
         "criterion": criterion_name,
         "base64": lambda png: base64.b64encode(png).decode(),
-        # Bytes 16 to 20 of a PNG file hold its width; two thirds of it make the text legible.
+        # Bytes 16 to 20 of a PNG file hold its width; at two thirds of it, the text is legible.
         "width": lambda png: int.from_bytes(png[16:20], "big") * 2 // 3,
     }
     return environment

@@ -39,7 +39,7 @@ class Panel(NamedTuple):
 
 @styled
 def step_lines(panels: Sequence[Sequence[Panel]], levels: Sequence[float], log: bool) -> Any:
-    """Rows of panels against coefficient steps.
+    """Draw rows of panels against coefficient steps.
 
     Args:
       levels: the value that means no effect, in each row.
@@ -69,7 +69,7 @@ def step_lines(panels: Sequence[Sequence[Panel]], levels: Sequence[float], log: 
 
 @styled
 def difference_lines(panels: Sequence[Panel]) -> Any:
-    """Differences between traces against the iteration, with a band over seeds."""
+    """Draw differences between traces against the iteration, with a band over seeds."""
     width = 4.2 * len(panels) + (0.4 if len(panels) > 1 else 2.2)
     figure, axes = new_figure(1, len(panels), width, 3.4, sharey=True)
     late = np.concatenate([s.mean[len(s.mean) // 4 :] for panel in panels for s in panel.series])
@@ -79,7 +79,7 @@ def difference_lines(panels: Sequence[Panel]) -> Any:
         for series in panel.series:
             _draw(axis, series, marker=False)
         axis.set(title=panel.title, xlabel="iteration")
-    # The scale is linear for the later differences and logarithmic for the first, larger ones.
+    # The scale is linear for later differences, and logarithmic for the larger first differences.
     axes[0, 0].set_yscale("symlog", linthresh=linear, linscale=2)
     ticks = [linear * t for t in (0.5, 1, 10, 100)]
     axes[0, 0].yaxis.set_major_locator(ticker.FixedLocator([*(-t for t in ticks[::-1]), 0, *ticks]))
@@ -92,7 +92,7 @@ def difference_lines(panels: Sequence[Panel]) -> Any:
 
 @styled
 def ratio_dots(panels: Sequence[Sequence[Panel]]) -> Any:
-    """The remaining variance, a row of dots per variate; the vertical line is no reduction.
+    """Draw the remaining variance as a row of dots per variate; the vertical line is no reduction.
 
     Every series has one value; its label names the row.
     """
@@ -118,7 +118,7 @@ def ratio_dots(panels: Sequence[Sequence[Panel]]) -> Any:
 def stacked_parts(
     names: Sequence[str], draws: Sequence[float], points: Sequence[float], norm: Sequence[float]
 ) -> Any:
-    """A bar per variate: draws and points divided by the plain trace, and the paper's measure."""
+    """Draw a bar per variate: draws and points over the plain trace, and the paper's measure."""
     figure, axes = new_figure(1, 1, 6.6, 1.0 + 0.32 * len(names))
     axis, y = axes[0, 0], range(len(names))
     axis.barh(y, points, color=COLOURS[6], label="trace: points")
@@ -136,8 +136,8 @@ class Illustrated(NamedTuple):
     Attributes:
       name: its input and target, in words.
       epsilon: draws in ascending order, `[S]`.
-      gradient: the gradient at each.
-      dependent, independent: the variates, with the point's own coefficient and the common one.
+      gradient: the gradient at each draw.
+      dependent, independent: the variates with the point's own and with the common coefficient.
       mean: the mean of the gradient.
       own, common: the shares of the variance that remain under the two variates.
     """
@@ -154,7 +154,7 @@ class Illustrated(NamedTuple):
 
 @styled
 def illustration(points: Sequence[Illustrated]) -> Any:
-    """Gradients and variates against the noise; beside them the estimators' distributions."""
+    """Draw gradients and variates against the noise, with the estimators' distributions."""
     figure, axes = new_figure(1, 2, 7.6, 3.7, sharey=True, gridspec_kw={"width_ratios": (1.7, 1)})
     curves, densities = axes[0]
     middle, tallest = np.mean([point.mean for point in points]), 0.0
@@ -189,14 +189,14 @@ def illustration(points: Sequence[Illustrated]) -> Any:
     low = min(p.gradient.min() for p in points)
     high = max(p.gradient.max() for p in points)
     curves.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
-    densities.set(xlabel="density", xlim=(0, 4 * tallest))  # the narrowest are cut off
+    densities.set(xlabel="density", xlim=(0, 4 * tallest))  # the narrowest densities are cut off
     densities.set_title("outline: plain; pale: common; full: own", fontsize=8)
     legend_below(figure, curves, columns=3)
     return figure
 
 
 def _name_columns(axes: Any, panels: Sequence[Sequence[Panel]]) -> None:
-    """Titles over the first row, which hold for all rows."""
+    """Write the titles of all rows over the first row."""
     for axis, panel in zip(axes[0], panels[0]):
         axis.set_title(panel.title)
 

@@ -38,8 +38,8 @@ def order_rows(results: Results) -> list[dict[str, Any]]:
     """Both orders side by side, by squared difference at the model that is frozen last.
 
     One row per variate and coefficient steps. Each order has its `bias`, the norm of the bias
-    divided by the gradient's with its interval over seeds; `z`, the root mean square z score of the
-    bias, about 1 without bias; and `remaining`, the mean remaining variance of the draws.
+    over the norm of the gradient, with its interval over seeds; `z`, the root mean square z score
+    of the bias, about 1 without bias; and `remaining`, the mean remaining variance of the draws.
     """
     rows = []
     for plan, orders in results.by_model("orders"):
@@ -60,13 +60,13 @@ def _half(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def order_summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The facts of the sentence above the rows: largest bias, z scores, apparent reduction."""
+    """The facts of the sentence above the table: largest bias, z scores, apparent reduction."""
     z = {
         side: np.sqrt(np.mean([row[side]["z"] ** 2 for row in rows]))
         for side in ("papers", "unbiased")
     }
-    less = np.mean([row["unbiased"]["remaining"] - row["papers"]["remaining"] for row in rows])
-    return {"worst": max(rows, key=lambda row: row["papers"]["bias"].value), "z": z, "less": less}
+    gain = np.mean([row["unbiased"]["remaining"] - row["papers"]["remaining"] for row in rows])
+    return {"worst": max(rows, key=lambda row: row["papers"]["bias"].value), "z": z, "gain": gain}
 
 
 def timing_rows(results: Results) -> list[dict[str, Any]]:
@@ -87,7 +87,7 @@ def timing_rows(results: Results) -> list[dict[str, Any]]:
 
 
 def shown(interval: Interval) -> str:
-    """Three numbers with as many digits as they deserve.
+    """The text of an interval, with digits to suit its size.
 
     >>> shown(Interval(0.5, 0.25, 0.75))
     '0.50 [0.25, 0.75]'
