@@ -79,7 +79,7 @@ def strongly_typed(tree: PyTree[Any]) -> PyTree[Array]:
         leaf = jnp.asarray(leaf)
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return leaf  # keys have no weak type, and cannot be converted
-        return lax.convert_element_type(leaf, leaf.dtype)
+        return lax.convert_element_type(leaf, leaf.dtype)  # drops the weak type of Python numbers
 
     return jax.tree.map(strong, tree)
 
@@ -157,6 +157,7 @@ def flattener(leaves: Leaves, params: PyTree[Array]) -> Flattener:
     sizes = tuple(int(jnp.size(leaf)) for (_, leaf), pick in zip(known, picks) if pick)
 
     def flatten(tree, lead=0):
+        # by path rather than position: gradients may have None, or nothing, in other leaves
         by_path = {path_name(p): leaf for p, leaf in jax.tree_util.tree_leaves_with_path(tree)}
         missing = [name for name in names if name not in by_path]
         if missing:
@@ -178,7 +179,7 @@ def flattener(leaves: Leaves, params: PyTree[Array]) -> Flattener:
             if name not in parts:
                 return leaf
             part, shape = parts[name]
-            return part.reshape(shape).astype(leaf.dtype)
+            return part.reshape(shape).astype(leaf.dtype)  # leaves keep their precision
 
         return jax.tree_util.tree_map_with_path(swap, tree)
 

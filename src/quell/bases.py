@@ -74,7 +74,7 @@ def hermite(order: int, *, cross: bool = False, odd: bool = True) -> Basis:
                 advice="Use quell.bases.polynomial, which takes any noise with known moments.",
             )
         z = noise.standardise(draw)
-        degrees = _hermite_degrees(z, order)
+        degrees = _hermite_degrees(z, order)  # by recurrence, shared by all products
         if not cross:
             return jnp.concatenate([degrees[k] for k in kept])
         indices = [index for total in kept for index in _multi_indices(z.size, total)]

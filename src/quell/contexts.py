@@ -132,7 +132,7 @@ def random_features(number: int | None = None, select: Select | None = None) -> 
         M = _directions(z) if number is None else number
         direction_key, row_key = jax.random.split(key)
         hinges = jax.random.normal(direction_key, (z.shape[1], M))
-        hinges = hinges / jnp.linalg.norm(hinges, axis=0)
+        hinges = hinges / jnp.linalg.norm(hinges, axis=0)  # z has unit scale already
         bends = jnp.asarray(z)[jax.random.randint(row_key, (M,), 0, len(z))]
         columns = jnp.eye(z.shape[1])
         return RandomFeatures(
@@ -233,7 +233,7 @@ def mean_over(apply: Callable[[PyTree[Array]], Float[Array, "B H"]], data: PyTre
     size = min(N, 4096)  # bounds the memory of the features
     whole = N - N % size
     chunks = jax.tree.map(lambda y: y[:whole].reshape(whole // size, size, *y.shape[1:]), data)
-    total = jax.lax.map(lambda part: apply(part).sum(0), chunks).sum(0)
+    total = jax.lax.map(lambda part: apply(part).sum(0), chunks).sum(0)  # chunk by chunk
     if whole < N:
         total = total + apply(jax.tree.map(lambda y: y[whole:], data)).sum(0)
     return total / N
@@ -265,7 +265,7 @@ def _standardise(rows: np.ndarray) -> Standardised:
 def _pairs(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The pairs of columns i ≤ j to multiply, `[K]` each."""
     two_valued = np.array([len(np.unique(column)) <= 2 for column in z.T], bool)
-    i, j = np.triu_indices(z.shape[1])
+    i, j = np.triu_indices(z.shape[1])  # i ≤ j, squares included
     useful = ~((i == j) & two_valued[i])  # the square of two values is affine in the column
     if useful.sum() > _MOST:
         useful &= two_valued[i] | two_valued[j]

@@ -87,7 +87,7 @@ def control_variate(
     - noise: the draws that made the gradient, leaves `[S, B, ...]`, `[B, ...]` for one draw each,
       `[S, 1, ...]` or `[...]` if the batch shares its draws;
     - batch: the examples that made the gradient, leaves `[B, ...]`;
-    - per_example: the gradient of each example, leaves `[R, ...]` (R ≤ B: the first ones), scaled
+    - per_example: the gradient of each example, leaves `[R, ...]` (the first R ≤ B), scaled
       so that their mean over the batch is the noisy part of the gradient, if the criterion needs
       it. `Objective.per_example_gradients` gives them.
 
@@ -153,7 +153,7 @@ def started_control(
         total = flat.flatten(updates)
         B = batch_size(batch)
         w, shared = _basis_means(basis, spec, noise, params, batch)
-        w = w.astype(total.dtype)
+        w = w.astype(total.dtype)  # draws must not change the dtype of gradients
         examples = _flat_examples(criterion, flat, per_example, B)
 
         def correction(learned):
@@ -165,7 +165,7 @@ def started_control(
 
         before = state.coefficients
         unlearned = correction(before)
-        finite = _tree.all_finite(updates, examples, unlearned)
+        finite = _tree.all_finite(updates, examples, unlearned)  # one NaN would stay in Θ for good
         evidence = Evidence(w, params, batch, total, examples, flat.sizes, points, shared, finite)
         after = coefficients.learn(before, criterion, evidence)
         # In the unbiased order nothing of this batch is in `used`, so that E[Θᵀφ̄] = 0.
@@ -200,7 +200,7 @@ def _basis_means(
             got=f"draws for {drawn}",
             advice="Pass the draws and the examples of the same batch.",
         )
-    shared = drawn != B
+    shared = drawn != B  # a batch of one shares with nobody
     if shared:
         noise = jax.tree.map(lambda e: jnp.broadcast_to(e, (e.shape[0], B, *e.shape[2:])), noise)
     one_draw = jax.vmap(lambda *args: basis.apply(spec, *args), in_axes=(0, None, 0))
@@ -226,7 +226,7 @@ def _with_leading_axes(spec: Noise, noise: PyTree[Array]) -> PyTree[Array]:
             got=[jnp.shape(e) for e in leaves],
             advice="Pass noise=... to update: the draws that made the gradient.",
         )
-    add = 2 - len(leading.pop())
+    add = 2 - len(leading.pop())  # absent axes get length 1
     return treedef.unflatten([jnp.reshape(e, (1,) * add + jnp.shape(e)) for e in leaves])
 
 
@@ -261,6 +261,6 @@ def _flat_examples(
             "per_example",
             expected=f"at most {B} rows of {flat.size} entries",
             got=examples.shape,
-            advice="Its leaves are those of the gradient with one leading axis over examples.",
+            advice="Give the leaves of the gradient one leading axis over examples.",
         )
     return examples

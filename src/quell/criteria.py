@@ -78,9 +78,9 @@ def best_multiplier(
     """
     divisor = jnp.where(tt > 0, tt, 1)
     slope = gt / divisor  # of a regression of g on t through the origin
-    residual = jnp.maximum(gg - slope * gt, 0)
+    residual = jnp.maximum(gg - slope * gt, 0)  # rounding may make it negative
     error = jnp.sqrt(residual / divisor / jnp.maximum(n, 1))  # of the slope: a guard against luck
-    return jnp.where(tt > 0, jnp.clip(slope - error, 0, 1), 0)
+    return jnp.where(tt > 0, jnp.clip(slope - error, 0, 1), 0)  # at most 1: never amplify
 
 
 def _independent_terms(w, h, shared: bool) -> Float[Array, "U D*H"]:

@@ -113,7 +113,7 @@ def whitened_kl(mean: Float[Array, " d"], scale: Float[Array, " t"]) -> Float[Ar
 
 def cholesky(scale: Float[Array, " t"], d: int) -> Float[Array, "d d"]:
     """The factor L from its packed form."""
-    return jnp.tril(_square(scale, d))
+    return jnp.tril(_square(scale, d))  # the upper triangle holds copies
 
 
 def _log_diagonal(scale: Float[Array, " t"], d: int) -> Float[Array, " d"]:

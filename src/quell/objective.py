@@ -133,7 +133,7 @@ class Objective(NamedTuple):
 
         def value(flat, copies):
             copied = [copy if pick else leaf for copy, leaf, pick in zip(copies, flat, picks)]
-            losses = self._losses(treedef.unflatten(copied), *front, axes).sum()
+            losses = self._losses(treedef.unflatten(copied), *front, axes).sum()  # the copies
             if R < B:
                 losses = losses + self._losses(treedef.unflatten(flat), *rest).sum()
             data = self.num_data * losses / (B * jax.tree.leaves(noise)[0].shape[0])
@@ -156,7 +156,7 @@ class Objective(NamedTuple):
         self._check(noise, batch)
         shared = jax.tree.leaves(noise)[0].shape[1] != batch_size(batch)
         if shared:
-            noise = jax.tree.map(lambda e: e[:, 0], noise)
+            noise = jax.tree.map(lambda e: e[:, 0], noise)  # vmap broadcasts it, without copies
         one_draw = jax.vmap(self.loss, in_axes=(params_axis, None if shared else 0, 0))
         return jax.vmap(one_draw, in_axes=(None, 0, None))(params, noise, batch)
 

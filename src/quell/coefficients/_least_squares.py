@@ -23,7 +23,7 @@ from quell.coefficients._types import Coefficients, Sizes
 from quell.contexts import Context, adaptive, mean_over, standardised
 from quell.criteria import Criterion, Evidence, best_multiplier, example_features, mean_features
 
-_SLOWER = 4  # factor by which refreshes become rarer after the first ones
+_SLOWER = 4  # factor by which refreshes become rarer after the first sixteen
 _SMALL = 32  # size up to which LAPACK solves a system on one thread
 
 
@@ -181,7 +181,7 @@ def least_squares(
         block = _sums(state.block)
         one = state.theta.shape[0] - state.mean.shape[0]  # where the constant 1 of h' stands
         used = state.candidates if evidence.points else state.candidates.at[:, one:].set(0)
-        # Judged before learning: a score on rows that were learned from would flatter.
+        # Judged before learning, or scores would flatter; 0.75 remembers about four blocks.
         scores = _forget(state.scores, 0.75, _judge(used, block, one, evidence.leaves))
         forget = jnp.exp(-1 / jnp.asarray(memories, state.theta.dtype))[:, None, None]
         A = forget * state.memory[0] + block.A
@@ -240,7 +240,7 @@ def _add(block: Block, x, g, finite) -> Block:
 
 
 def _sums(block: Block) -> Sums:
-    kept = (jnp.arange(block.x.shape[0]) < block.filled)[:, None]
+    kept = (jnp.arange(block.x.shape[0]) < block.filled)[:, None]  # older rows lie behind
     x, g = jnp.where(kept, block.x, 0), jnp.where(kept, block.g, 0)
     return Sums(A=x.T @ x, R=x.T @ g, S=(g**2).sum(0))
 
@@ -277,8 +277,8 @@ def _judge(theta: Float[Array, "C F P"], block: Sums, one: int, leaves: tuple[in
     """Centred sums of products of gradients g and corrections t = Θᵀx over the rows of a block."""
     n, sum_x, sum_g = block.A[one, one], block.A[one], block.R[one]  # the 1 counts
     sum_t = (theta * sum_x[:, None]).sum(1)
-    gt = (theta * block.R).sum(1) - sum_t * sum_g / n
-    tt = jnp.stack([(t * (block.A @ t)).sum(0) for t in theta]) - sum_t**2 / n
+    gt = (theta * block.R).sum(1) - sum_t * sum_g / n  # from sums: the rows are not needed
+    tt = jnp.stack([(t * (block.A @ t)).sum(0) for t in theta]) - sum_t**2 / n  # in turn: memory
     gg = block.S - sum_g**2 / n
     return Scores(leaf_sums(gt, leaves), leaf_sums(tt, leaves), leaf_sums(gg, leaves), n)
 
@@ -290,8 +290,8 @@ def _forget(old: Scores, decay: float, new: Scores) -> Scores:
 def _choose(scores: Scores) -> tuple[Int[Array, " leaves"], Float[Array, " leaves"]]:
     """The best candidate of each leaf, and its gate."""
     gates = best_multiplier(scores.gt, scores.tt, scores.gg, scores.n)
-    gain = 2 * gates * scores.gt - gates**2 * scores.tt
-    best = jnp.argmax(gain, axis=0)
+    gain = 2 * gates * scores.gt - gates**2 * scores.tt  # variance removed by the gated correction
+    best = jnp.argmax(gain, axis=0)  # one candidate for each leaf
     return best, jnp.take_along_axis(gates, best[None], axis=0)[0]
 
 

@@ -84,11 +84,11 @@ def unit_scale(*, decay: float = 0.99, per_leaf: bool = False, gated: bool = Tru
     def update(state: Statistics, criterion, evidence, prediction):
         correction = prediction * deviation(state)  # ungated: the gate must be able to reopen
         if not criterion.per_example:
-            evidence = evidence._replace(per_example=None)
+            evidence = evidence._replace(per_example=None)  # the criterion will not look at them
         evidence = _without_outliers(state, deviation(state), evidence)
         examples, B = evidence.per_example, evidence.w.shape[0]
-        total = evidence.total if examples is None else examples.mean(0)
-        weight = decay * state.weight + 1
+        total = evidence.total if examples is None else examples.mean(0)  # without the regulariser
+        weight = decay * state.weight + 1  # sum / weight has no bias towards its start at zero
         mean = decay * state.mean + total
         centre = mean / weight
         if examples is None:  # Ĝ averages |B| examples, so its squared deviation counts |B|-fold
@@ -97,6 +97,7 @@ def unit_scale(*, decay: float = 0.99, per_leaf: bool = False, gated: bool = Tru
             squares = ((examples - centre) ** 2).mean(0)
         if per_leaf:
             squares = leaf_means(squares, evidence.leaves)
+        # The gate is judged like the coefficients: by a mean from before this batch.
         centred = evidence.total - state.mean / jnp.maximum(state.weight, 1)
 
         def by_leaf(old, new):

@@ -100,7 +100,7 @@ def _table(path: Path, delimiter: str) -> tuple[list[str], list[list[str]]]:
     """The header and the rows of a CSV file, all of one width; blank lines are skipped."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file. Check the path.")
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:  # without Excel's mark
         lines = [[c.strip() for c in line] for line in csv.reader(file, delimiter=delimiter)]
     if not lines or not lines[0]:
         raise invalid(

@@ -65,7 +65,7 @@ def ceilings(
         except ValueError as error:
             results[name] = f"not available: {error}"
             continue
-        if most < 2 * (D + 1):
+        if most < 2 * (D + 1):  # at least two draws per coefficient
             results[name] = f"not available: {D} functions of the noise are too many"
         else:
             sizes[name] = D

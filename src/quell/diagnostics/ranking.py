@@ -226,7 +226,7 @@ def _ratio(a: float, b: float) -> float:
 
 def _error(found: VarianceComponents) -> float:
     """The variance, plus the squared bias if the bias is significant."""
-    bias = found.squared_bias if found.bias_z > _SIGNIFICANT else 0.0
+    bias = found.squared_bias if found.bias_z > _SIGNIFICANT else 0.0  # else it is noise
     return max(found.parts.total.value, 0.0) + max(bias, 0.0)
 
 

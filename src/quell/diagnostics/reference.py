@@ -59,7 +59,7 @@ def full_gradient(
     while passes < 3 or (passes < _PASSES and time.monotonic() - began < seconds):
         moved = np.asarray(one_pass(jax.random.fold_in(key, passes), params, data), float) - first
         total, squares, passes = total + moved, squares + moved**2, passes + 1
-    offset = total / passes
+    offset = total / passes  # from the first pass
     variance = np.maximum(squares / passes - offset**2, 0.0) / (passes - 1)
     return Reference(first + offset, np.sqrt(variance), passes)
 
@@ -73,7 +73,7 @@ def _pass(key, objective: Objective, params, data) -> PyTree[Array]:
     def add(total, key, chunk):
         B = batch_size(chunk)
         gradient = noisy.gradient(params, noisy.sample_noise(key, B), chunk)
-        return jax.tree.map(lambda t, g: t + g * (B / N), total, gradient)
+        return jax.tree.map(lambda t, g: t + g * (B / N), total, gradient)  # g carries N/B
 
     def step(total, inputs):
         return add(total, *inputs), None

@@ -77,7 +77,7 @@ def ratio_interval(top: Float[np.ndarray, " R"], bottom: Float[np.ndarray, " R"]
 
 def quotient(top: Interval, bottom: Interval) -> Interval:
     """The ratio of two independent numbers, with the interval of the delta method."""
-    if bottom.value <= 0:
+    if bottom.value <= 0:  # an unbiased variance may be negative
         return Interval(math.nan, math.nan, math.nan)
     ratio = top.value / bottom.value
     half = math.hypot(top.high - top.value, ratio * (bottom.high - bottom.value)) / bottom.value

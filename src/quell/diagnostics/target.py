@@ -43,7 +43,7 @@ def seconds_to_target(
             noise = draws.draw(key, objective, objective.num_data)
             return objective.value(step.params, noise, data)
 
-        return jax.lax.map(one, draw_keys).mean()
+        return jax.lax.map(one, draw_keys).mean()  # one by one: memory of one pass
 
     every = max(1, num_steps // 100)
     history = fit(

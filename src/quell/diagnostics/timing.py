@@ -27,7 +27,7 @@ _TURN = 0.05  # seconds of one turn of one loop: far above the resolution of the
 _TURNS = 100  # the most turns of one loop
 _LEAST = 3  # the fewest turns, of which the median ignores an outlier
 _STRETCH = 64, 4096  # steps, at least and at most, over which rare work is averaged
-_STRETCHES = 8  # the number of stretches, if there is time for longer ones
+_STRETCHES = 8  # the number of stretches, if the time allows longer stretches
 
 
 class Stepper(NamedTuple):
@@ -201,12 +201,12 @@ def seconds_per_step(
       seconds: the time for all turns together, after compilation; each loop has at least three.
     """
     states = dict(states)
-    share = min(_TURN, seconds / max(1, 10 * len(loops)))
+    share = min(_TURN, seconds / max(1, 10 * len(loops)))  # time for ten rounds
     counts = {name: _calibrated(key, loop, states[name], share)[0] for name, loop in loops.items()}
 
     def turn(name, number):
         loop, count = loops[name], counts[name]
-        prepared = jax.block_until_ready(loop.prepare(jax.random.fold_in(key, number)))
+        prepared = jax.block_until_ready(loop.prepare(jax.random.fold_in(key, number)))  # not timed
         began = time.perf_counter()
         states[name] = loop.advance(prepared, states[name], count)
         return (time.perf_counter() - began) / count
@@ -258,7 +258,7 @@ def _over_stretches(times: list[float], count: int) -> float:
         return _median(times)
     length = min(max(steps // _STRETCHES, _STRETCH[0]), _STRETCH[1])
     turns = min(len(times), math.ceil(length / count))
-    whole = len(times) - len(times) % turns
+    whole = len(times) - len(times) % turns  # a short last stretch is dropped
     return _median(np.reshape(times[:whole], (-1, turns)).mean(1))
 
 

@@ -109,7 +109,7 @@ def _crossed_batches(
     batch_key, noise_key = jax.random.split(key)
 
     def choose(key):
-        return reshuffle(key, 0, 1, num_data, batch_size)[0]
+        return reshuffle(key, 0, 1, num_data, batch_size)[0]  # the first batch of an epoch
 
     indices = jax.vmap(choose)(jax.random.split(batch_key, blocks * _M))
     return indices.reshape(blocks, _M, batch_size), jax.random.split(noise_key, (blocks, _K))
@@ -151,10 +151,10 @@ def _blocks(objective, started: Started, flat: _tree.Flattener, batch_size: int,
 def _crossed(G: Float[Array, "M K P"], sizes: tuple[int, ...]) -> Float[Array, "leaves_and_norm 3"]:
     """Unbiased (points, draws, interaction) of each leaf, and of the norm, from one block."""
     norm = jnp.sqrt((G**2).sum(-1, keepdims=True))
-    G = jnp.concatenate([G, norm], axis=-1)
+    G = jnp.concatenate([G, norm], axis=-1)  # the norm is treated as one more leaf
     g = G - G.mean((0, 1))
     by_batch, by_key = g.mean(1, keepdims=True), g.mean(0, keepdims=True)
-    rest = g - by_batch - by_key
+    rest = g - by_batch - by_key  # the interaction, as g is centred
     # Mean squares of the two-way table, over their degrees of freedom. Their expectations are
     # K Q + I, M D + I and I, hence the three parts below (random-effects analysis of variance).
     points = _K * (by_batch**2).sum((0, 1)) / (_M - 1)
@@ -178,7 +178,7 @@ def _summary(
     R = len(table)
     moved = total / R
     variance = np.maximum(squares / R - moved**2, 0.0) / (R - 1)
-    mean = reference.mean + moved
+    mean = reference.mean + moved  # sums were of differences from the reference
     return VarianceComponents(
         parts=parts_from(table[:, :-1].sum(1)),
         leaves={name: parts_from(table[:, i]) for i, name in enumerate(flat.names)},

@@ -82,7 +82,7 @@ def affordable_basis(noise: Noise, sampling: Sampling, width: int) -> bases.Basi
     functions = D * (D + 1) // 2 if sampling.balanced else D  # pairs cancel the odd functions
     few = 0 < functions <= min(_FUNCTIONS, _PRODUCTS // (width + 1))
     if not few or (sampling.balanced and noise.name != "normal"):
-        return bases.no_basis()
+        return bases.no_basis()  # points alone: cheaper, and still unbiased
     return bases.hermite(2, cross=True, odd=False) if sampling.balanced else bases.linear()
 
 

@@ -77,7 +77,7 @@ def started_controlled(
     )
 
     def estimate(key, objective, params, batch: Batch, state) -> Estimate:
-        noise = draws.draw(key, objective, batch_size(batch.examples))
+        noise = draws.draw(key, objective, batch_size(batch.examples))  # the gradient's own
         if criterion.per_example:  # gradients of examples cost more than their sum
             value, gradient, per_example = objective.value_gradient_and_examples(
                 params, noise, batch.examples, leaves=leaves, first=examples

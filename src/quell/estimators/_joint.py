@@ -58,7 +58,7 @@ def joint(inner: Estimator | None = None, *, quadratic: MakeQuadratic = second_o
         family = structure.family
         check_data(N, data)
         inside = inner.start(key, objective, params, data)
-        entry = _first_equal(data)
+        entry = _first_equal(data)  # on the host, once
         shares = jnp.asarray(np.bincount(entry, minlength=N))  # number of points behind each entry
 
         def local(params, example):
@@ -114,12 +114,12 @@ def _position(examples: PyTree[Array], example: PyTree[Array]) -> Int[Array, ""]
     row of the batch that equals the example leads to the right entry.
     """
     same = jax.tree.map(lambda ys, y: (ys == y).reshape(len(ys), -1).all(1), examples, example)
-    return jnp.argmax(jnp.stack(jax.tree.leaves(same)).all(0))
+    return jnp.argmax(jnp.stack(jax.tree.leaves(same)).all(0))  # the first True
 
 
 def _visit(state: Joint, rows: Int[Array, " B"], shares, params, expected, inner) -> Joint:
     """The state with the entries of the visited rows renewed; a row seen twice counts once."""
-    times = jnp.zeros(len(shares)).at[rows].add(1.0)[rows]
+    times = jnp.zeros(len(shares)).at[rows].add(1.0)[rows]  # copies in this batch
     weights = shares[rows] / times  # an entry stands for all of its points
 
     def gained(total, old, new):

@@ -11,7 +11,7 @@ from quell.objective import Objective
 
 
 class Batch(NamedTuple):
-    """A mini-batch, and where it comes from.
+    """A mini-batch, with its place in the data.
 
     Attributes:
       examples: a pytree with leaves `[B, ...]`.

@@ -92,7 +92,7 @@ def deep_gp(
             a = layer.project(params[name], h) if a is None else a
             mean, variance = layer.marginal(params[name], a, h)
             if i < inner:
-                h, a = mean + jnp.sqrt(variance) * draws[i], None
+                h, a = mean + jnp.sqrt(variance) * draws[i], None  # only the first a was prepared
         return mean[0], variance[0]
 
     def likelihood_variance(params):
@@ -139,7 +139,7 @@ def _stack(
             learned=learned,
         )
         layers.append(layer)
-        x, Z = x @ W, Z @ W
+        x, Z = x @ W, Z @ W  # as if the GP were its mean
     return layers
 
 

@@ -96,6 +96,6 @@ def predictor(
         eps = noise.sample(key, (draws, x.shape[0]))
         one_draw = jax.vmap(moments, in_axes=(None, 0, 0))
         mean, variance = jax.vmap(one_draw, in_axes=(None, 0, None))(params, eps, x)
-        return Prediction(mean.mean(0), variance.mean(0) + mean.var(0))
+        return Prediction(mean.mean(0), variance.mean(0) + mean.var(0))  # total variance
 
     return predict

@@ -72,7 +72,7 @@ def frontier_figure(
     for share in (1.0, 0.1, 0.01):
         ends = [share * cost * 1e6 / x for x in (left, right)]
         axes.plot((left, right), ends, "--", color=GREY, linewidth=0.8, zorder=0)
-    axes.set(xlim=(left, right), ylim=(low, high))
+    axes.set(xlim=(left, right), ylim=(low, high))  # the dashed lines must not zoom out
     if right / left > 10:
         axes.xaxis.set_minor_formatter(NullFormatter())
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)

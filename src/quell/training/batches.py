@@ -59,7 +59,7 @@ def with_replacement(
 ) -> Int32[Array, "num_steps batch_size"]:
     """Indices drawn independently and uniformly; `reshuffle` explains the arguments."""
     steps = jnp.asarray(step, jnp.uint32) + jnp.arange(num_steps, dtype=jnp.uint32)
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, steps)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, steps)  # a step needs no step before it
     bits = jax.vmap(lambda k: jax.random.bits(k, (batch_size,), jnp.uint32))(keys)
     return _scaled(bits, num_data).astype(jnp.int32)
 
@@ -76,7 +76,7 @@ def _epoch_and_offset(
 
     def carry(epoch, offset):
         over = offset >= N
-        return epoch + over, jnp.where(over, offset - N, offset)
+        return epoch + over, jnp.where(over, offset - N, offset)  # keeps offset below N
 
     def add_bit(i, state):
         epoch, offset = state

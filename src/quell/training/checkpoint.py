@@ -87,7 +87,7 @@ def _rebuilt(tree: PyTree, stored: Mapping[str, Array]) -> PyTree:
     leaves, treedef = jax.tree.flatten(tree)
 
     def leaf(i, like):
-        if str(i) not in stored:
+        if str(i) not in stored:  # an empty leaf
             return like
         if jnp.issubdtype(jnp.asarray(like).dtype, jax.dtypes.prng_key):
             words = jnp.asarray(stored[str(i)])

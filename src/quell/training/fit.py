@@ -22,7 +22,7 @@ from quell.training.hooks import Callback, Checkpoint, Hook, Monitors, Progress
 from quell.training.loop import Carried, Loop, RunKeys, compiled_loop, run_keys, start_key
 from quell.training.progress import Bar, default_bar
 
-_PLAIN = monte_carlo()
+_PLAIN = monte_carlo()  # a default argument is made once
 _CHUNK_LEAST = 64  # a shorter chunk would save nothing
 _CHUNK_STEPS = 1024  # the most steps between two visits to the host
 _CHUNK_BYTES = 2**24  # the most data gathered at once, which bounds the memory of a chunk
@@ -196,7 +196,7 @@ def _run(
 def _chunk_length(data: PyTree[Array], batch_size: int, needed: list[int]) -> int:
     """The largest number of steps of a chunk: a power of two, so that few lengths are compiled."""
     row_bytes = sum(leaf.nbytes // leaf.shape[0] for leaf in jax.tree.leaves(data))
-    wanted = max(_CHUNK_LEAST, min(_CHUNK_STEPS, *needed))
+    wanted = max(_CHUNK_LEAST, min(_CHUNK_STEPS, *needed))  # no longer than between visits
     most = max(1, min(wanted, _CHUNK_BYTES // (batch_size * (row_bytes + 4))))
     return 1 << (most - 1).bit_length()
 

@@ -44,7 +44,7 @@ def run_keys(key: Key[Array, "*seeds"]) -> RunKeys:
 
 def start_key(key: Key[Array, "*seeds"]) -> Key[Array, ""]:
     """The key that starts the estimator, the same for all seeds and apart from `run_keys`."""
-    return jax.random.fold_in(key[0] if key.ndim else key, len(RunKeys._fields))
+    return jax.random.fold_in(key[0] if key.ndim else key, len(RunKeys._fields))  # not a split key
 
 
 class Carried(NamedTuple):
@@ -126,7 +126,7 @@ def compiled_loop(
       length: the most steps of one call.
       seeds: whether keys and carried arrays have a leading axis, with one run for each entry.
     """
-    optimizer = optax.with_extra_args_support(optimizer)
+    optimizer = optax.with_extra_args_support(optimizer)  # some optimisers need `value`
     names = [name for hook in monitors for name, _ in hook.functions]
     columns = ("objective", "gradient_norm", "correction_norm", *names)
 
@@ -153,7 +153,7 @@ def compiled_loop(
         updates, optimizer_state = optimizer.update(gradient, optimizer_state, params, value=value)
         row = [value, optax.tree.norm(gradient), correction_norm]
         if monitors:
-            own_key = jax.random.fold_in(monitor_key, step)
+            own_key = jax.random.fold_in(monitor_key, step)  # monitors do not change the run
             seen = Step(own_key, step, params, batch, value, gradient, state, objective, estimate)
             row += [entry for hook in monitors for entry in watch(hook, seen)]
         new_params = optax.apply_updates(params, updates)
@@ -172,8 +172,8 @@ def compiled_loop(
             carried, row = one_step(step_keys[i], keys.monitors, step + i, carried, batch)
             return carried, table.at[i].set(row, mode="promise_in_bounds")
 
-        table = jnp.zeros((length, len(columns)), float)
-        # A traced count: one compilation for every chunk, short ones included.
+        table = jnp.zeros((length, len(columns)), float)  # one shape for every count of steps
+        # A traced count: one compilation for every chunk, short chunks included.
         return lax.fori_loop(0, steps, body, (carried, table))
 
     if seeds:

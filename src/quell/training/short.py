@@ -56,7 +56,7 @@ def short_training(
     started = estimator.start(start_key(key), objective, params, data)
     if W:
         started = _recording(started, num_steps, W)
-    length = min(num_steps, _CHUNK)
+    length = min(num_steps, _CHUNK)  # the loop computes all indices of a call at once
     loop = compiled_loop(
         started, objective, optimizer, reshuffle, batch_size=batch_size, length=length
     )
