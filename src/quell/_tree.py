@@ -1,6 +1,7 @@
 """Pytrees: leaves by name, chosen leaves as one flat vector, the length of a batch."""
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
@@ -171,7 +172,7 @@ def flattener(leaves: Leaves, params: PyTree[Array]) -> Flattener:
         return jnp.concatenate([jnp.reshape(p, (*p.shape[:lead], -1)) for p in parts], axis=-1)
 
     def replace(tree, vector):
-        ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
+        ends = list(accumulate(sizes))[:-1]
         parts = dict(zip(names, zip(jnp.split(vector, ends), shapes)))
 
         def swap(path, leaf):
@@ -188,7 +189,7 @@ def flattener(leaves: Leaves, params: PyTree[Array]) -> Flattener:
 
 def leaf_means(vector: Float[Array, " P"], sizes: tuple[int, ...]) -> Float[Array, " P"]:
     """Every entry replaced by the mean over its leaf."""
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    ends = accumulate(sizes)
     parts = [vector[end - size : end] for end, size in zip(ends, sizes)]
     return jnp.concatenate([jnp.broadcast_to(part.mean(), part.shape) for part in parts])
 
@@ -201,7 +202,7 @@ def all_finite(*trees: PyTree[Array]) -> Bool[Array, ""]:
 
 def leaf_sums(values: Float[Array, "... P"], sizes: tuple[int, ...]) -> Float[Array, "... leaves"]:
     """The sum over the entries of each leaf."""
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    ends = accumulate(sizes)
     parts = [values[..., end - size : end].sum(-1) for end, size in zip(ends, sizes)]
     return jnp.stack(parts, axis=-1)
 

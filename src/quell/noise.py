@@ -6,6 +6,7 @@ bases see the draw as one flat vector z of D standardised components.
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
@@ -201,7 +202,7 @@ def _independent(name, shape, draw, moment, quantile, centre=0.0, unit=1.0) -> N
         return (ravel_pytree(eps)[0] - centre) / unit
 
     def from_uniform(u):
-        ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
+        ends = list(accumulate(sizes))[:-1]
         parts = jnp.split(quantile(u), ends, axis=-1)
         return treedef.unflatten([p.reshape(*u.shape[:-1], *s) for p, s in zip(parts, leaves)])
 

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="time to measure")
     parser.add_argument("--objective", type=float, help="also measure the time to this objective")
     parser.add_argument("--seed", type=int, default=0, help="seed of all randomness")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="directory of table and figure")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where table, figure and JSON go")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
 
 

@@ -75,13 +75,13 @@ def measure(
     check_batch_size(batch_size, objective.num_data)
     check_whole("warm_up", warm_up, 0)
     check_positive("seconds", seconds, 5)
-    init_key, *keys = jax.random.split(key, 5)
+    init_key, learn_key, *keys = jax.random.split(key, 6)
     started = estimator.start(start_key(key), objective, params, data)
     loop = stepper(objective, params, data, started, batch_size)
     first = started.init(init_key, params)
     if state is None:
         allowed = _WARM_UP * seconds
-        state = state_after_steps(init_key, loop, first, steps=warm_up, seconds=allowed)
+        state = state_after_steps(learn_key, loop, first, steps=warm_up, seconds=allowed)
     _check_state(state, first)
     problem = (objective, params, data)
     found = variance_components(

@@ -30,7 +30,7 @@ class Measurement(NamedTuple):
       parts: the trace of the covariance, split into points, draws and interaction.
       leaves: the parts of each leaf of the parameters, by its path.
       norm_variance: Var‖G‖, the variance of the norm, which the paper reports.
-      bias_z: the z-score of the bias against the reference; above 4 the estimator is biased.
+      bias_z: the z-score of the bias against the reference; above 5 the estimator is biased.
       squared_bias: an unbiased estimate of ‖E[G] − ∇L‖², which may be below zero.
       signal_to_noise: ‖E[G]‖² / tr Cov[G].
       seconds_per_step: the median time of a compiled step.
@@ -108,7 +108,7 @@ def _report(m: Measurement) -> str:
     memory = "unknown" if m.peak_memory is None else f"{m.peak_memory / 2**20:.3g} MiB"
     facts = {
         "variance of the norm": m.norm_variance,
-        "bias, z-score": f"{m.bias_z:+.1f}",
+        "bias, z-score": f"{m.bias_z:.1f}",
         "signal to noise": f"{m.signal_to_noise:.3g}",
         "time per step": f"{microseconds(m.seconds_per_step)} µs",
         "memory per step": memory,

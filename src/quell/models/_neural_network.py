@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import accumulate
 from typing import NamedTuple
 
 import jax
@@ -84,7 +85,7 @@ def bayesian_neural_network(
     weights = family(sum(sizes))
 
     def forward(w, x):
-        ends = [sum(sizes[: i + 1]) for i in range(3)]
+        ends = list(accumulate(sizes))[:-1]
         V, a, U, b = jnp.split(w, ends)
         h = jnp.tanh(x @ V.reshape(d, H) / math.sqrt(d) + a)
         return h @ U.reshape(H, O) / math.sqrt(H) + b
