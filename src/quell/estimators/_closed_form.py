@@ -39,7 +39,8 @@ def closed_form(
     """Control the noise of the draws and of the choice of points, without a learning rate.
 
     Every choice that is left open is fitted to the problem when the estimator is started. The
-    gradient stays unbiased, and it is never noisier than its own draws by more than rounding.
+    gradient stays unbiased, and a gate keeps it from being noisier than its own draws: a leaf is
+    corrected only as far as batches that were predicted before they were learned from support it.
 
     Args:
       sampling: how the draws are made; by default `antithetic()` if the noise has mirror images,
@@ -48,7 +49,7 @@ def closed_form(
         they are few: even products of Gaussian noise under pairs, linear under single draws.
       coefficients: `coefficients.least_squares()` by default.
       leaves: the leaves to control; by default the fewest parameters, by whole leaves, that carry
-        95 % of the variance after a short training.
+        95 % of the variance after a short training; `lambda path: True` for all leaves.
       examples: the number of examples of each batch to learn from.
     """
     check_whole("examples", examples, 1)

@@ -73,7 +73,8 @@ def fit(
 
     Every step draws a mini-batch and noise, estimates the gradient and updates the parameters. The
     data stays on the device, and the host is visited only between chunks of steps. The result
-    depends on the arguments alone, never on how the run was cut into chunks.
+    depends on the arguments alone, never on how the run was cut into chunks. Every call compiles
+    anew and keeps nothing: for several seeds, pass several keys to one call.
 
     Args:
       key: a typed key (`jax.random.key`), or an array `[K]` of keys for K runs in one compiled
