@@ -15,7 +15,7 @@ SOURCE = Path(quell.__file__).parents[1]
 LAYERS = (
     {"_errors", "_tree", "_checks", "_mlp", "plotting"},
     {"noise", "gaussian", "datasets"},
-    {"objective", "bases", "contexts", "criteria"},
+    {"objective", "bases", "contexts", "criteria", "natural_gradient"},
     {"coefficients", "models"},
     {"control_variate"},
     {"estimators", "training"},

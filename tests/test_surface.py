@@ -45,8 +45,8 @@ def everything() -> dict[int, tuple[str, object]]:
     return found
 
 
-def test_at_most_30_names_at_the_top_and_75_in_all():
-    assert len(public(quell)) <= 30
+def test_at_most_31_names_at_the_top_and_75_in_all():
+    assert len(public(quell)) <= 31
     assert len(everything()) <= 75, sorted(name for name, _ in everything().values())
 
 

@@ -19,6 +19,7 @@ from quell.estimators import monte_carlo as monte_carlo
 from quell.estimators import svrg as svrg
 from quell.gaussian import full_covariance as full_covariance
 from quell.gaussian import mean_field as mean_field
+from quell.natural_gradient import natural_gradient as natural_gradient
 from quell.noise import normal as normal
 from quell.objective import Objective as Objective
 from quell.objective import negative_elbo as negative_elbo

@@ -116,6 +116,13 @@ def cholesky(scale: Float[Array, " t"], d: int) -> Float[Array, "d d"]:
     return jnp.tril(_square(scale, d))  # the upper triangle holds copies
 
 
+def packed(L: Float[Array, "d d"]) -> Float[Array, " t"]:
+    """The packed form of a factor: the inverse of `cholesky`, by the same two slices."""
+    d = L.shape[0]
+    flat, most = jnp.tril(L).reshape(-1), d * (d - 1) // 2
+    return jnp.concatenate([jnp.zeros(d, L.dtype), flat[:most]]) + flat[most:][::-1]
+
+
 def _log_diagonal(scale: Float[Array, " t"], d: int) -> Float[Array, " d"]:
     """The logarithms log |diag L| from the packed form."""
     return jnp.log(jnp.abs(jnp.where(jnp.eye(d, dtype=bool), _square(scale, d), 0).sum(-1)))

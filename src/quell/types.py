@@ -28,6 +28,7 @@ from quell.gaussian import Gaussian as Gaussian
 from quell.models._neural_network import Likelihood as Likelihood
 from quell.models._types import Model as Model
 from quell.models._types import Prediction as Prediction
+from quell.natural_gradient import NaturalGradientState as NaturalGradientState
 from quell.noise import Noise as Noise
 from quell.objective import Variational as Variational
 from quell.training.fit import Fit as Fit

@@ -1,0 +1,295 @@
+"""Natural gradients for Gaussian families: steps measured in the standard deviations of q itself.
+
+For q(w) = N(m, LLᵀ), with a = Lᵀg_m and A = tril(Lᵀg_L), its diagonal halved, the inverse Fisher
+information turns the gradient (g_m, g_L) into (La, LA) (Tan, 2021). One step of rate ρ is
+
+    L ← L M⁻¹,          M = I + ρA, with the diagonal 1 + x replaced by 1/(1 − x) where x < 0
+    m ← m − ρ LLᵀg_m    with the new L
+
+The diagonal of M stays positive, so LLᵀ stays positive definite whatever A is, and x and −x scale a
+standard deviation by reciprocal factors. The length of a step in the metric of the Fisher
+information is ρ (|a|² + |A|² + |diag A|²)^½; half its square is the divergence between the old and
+the new q, in nats. A block whose step would be longer than the bound s takes a step of length s.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Float, Int, PyTree
+
+from quell._checks import check_whole
+from quell._errors import invalid
+from quell.gaussian import Gaussian, cholesky, full_covariance, mean_field, packed
+
+_LEAST = 1e-3  # the share of the first bound that is left at the end, so that a longer run moves
+
+Scalar = float | Float[Array, ""] | Callable[[Int[Array, ""]], Float[Array, ""]]
+
+
+class NaturalGradientState(NamedTuple):
+    """The state of `natural_gradient`.
+
+    Attributes:
+      step: the number of updates so far `[]`.
+      skipped: the number of updates that moved nothing, since a gradient was not finite `[]`.
+      others: the state of the optimiser of all other leaves.
+    """
+
+    step: Int[Array, ""]
+    skipped: Int[Array, ""]
+    others: PyTree[Array]
+
+
+class _Block(NamedTuple):
+    """The place of one Gaussian, or of several alike, among the leaves.
+
+    Attributes:
+      mean, scale: the positions of the two leaves.
+      axis: the axis of `mean` that runs over the d weights.
+      full: whether `scale` is a packed factor, or else the log of standard deviations.
+    """
+
+    mean: int
+    scale: int
+    axis: int
+    full: bool
+
+
+def natural_gradient(
+    num_steps: int | None,
+    *,
+    rate: Scalar = 0.2,
+    bound: Scalar = 1.0,
+    others: optax.GradientTransformation | None = None,
+    family: Callable[[int], Gaussian] | None = None,
+    axis: int | None = None,
+) -> optax.GradientTransformation:
+    """An optax optimiser that steps along natural gradients of Gaussian families.
+
+    A block is a dict (or another node) with leaves `mean` `[..., d]` and `scale`, either
+    `[..., d(d+1)/2]` as in `quell.full_covariance` or `[..., d]` as in `quell.mean_field`, at any
+    depth of the params. A layer of the deep Gaussian process, whose mean is `[d, ...]`, is one too.
+
+    Args:
+      num_steps: T, the steps over which a bound given as a number falls by a cosine to a thousandth
+        of it. None: it does not fall.
+      rate: ρ, a number or a schedule. It hardly matters while the bound is active, which is as long
+        as there is noise.
+      bound: s, the longest step of a block in the standard deviations of q: the number from which
+        it falls, or a schedule, which is taken as it is.
+      others: the optimiser of leaves outside the blocks. By default there must be none; within
+        `optax.partition` the leaves of other partitions do not count.
+      family: `quell.full_covariance` or `quell.mean_field`, for blocks that could be either, which
+        are those with d = 1.
+      axis: the axis of `mean` that runs over the d weights, −1 or 0, for blocks of as many
+        Gaussians as weights, whose shapes leave it open.
+
+    >>> import quell
+    >>> params = quell.full_covariance(3).init()
+    >>> optimizer = natural_gradient(num_steps=1000)
+    >>> optimizer.init(params).step.item()
+    0
+    """
+    _check_arguments(num_steps, rate, bound, family, axis)
+
+    def find(tree):
+        return _blocks(tree, family, axis)
+
+    inner = optax.with_extra_args_support(
+        optax.masked(
+            optax.identity() if others is None else others, lambda tree: _strays(tree, find)
+        )
+    )
+
+    def init(params):
+        if others is None:
+            _refuse_strays(params, find)
+        return NaturalGradientState(jnp.zeros((), int), jnp.zeros((), int), inner.init(params))
+
+    def update(updates, state, params=None, **extra):
+        if params is None:
+            raise invalid(
+                "params",
+                expected="the current parameters, whose scales are the metric",
+                got="None",
+                advice="Call update(grads, state, params).",
+            )
+        updates, new_others = inner.update(updates, state.others, params, **extra)
+        s, rho = _at(bound, state.step), _at(rate, state.step)
+        if num_steps is not None and not callable(bound):
+            s = s * _cosine(state.step, num_steps)
+        grads, treedef = jax.tree.flatten(updates)
+        theta = jax.tree.leaves(params)
+        finite = jnp.asarray(True)
+        new = list(grads)
+        blocks = find(params)
+        for block in blocks:
+            i, j = block.mean, block.scale
+            step = _full_step if block.full else _mean_field_step
+            new[i], new[j], length = step(
+                theta[i], theta[j], grads[i], grads[j], rho, s, axis=block.axis
+            )
+            finite &= jnp.isfinite(length)
+        inside = {i for block in blocks for i in (block.mean, block.scale)}
+        for i in set(range(len(grads))) - inside:
+            finite &= jnp.isfinite(grads[i]).all()
+        new = [jnp.where(finite, one, 0).astype(old.dtype) for one, old in zip(new, grads)]
+        kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new_others, state.others)
+        skipped = state.skipped + ~finite
+        return treedef.unflatten(new), NaturalGradientState(state.step + 1, skipped, kept)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _full_step(mean, scale, g_mean, g_scale, rho, s, *, axis):
+    """The change of mean and packed factor, and the length of the natural gradient."""
+    m, g_m = jnp.moveaxis(mean, axis, -1), jnp.moveaxis(g_mean, axis, -1)
+    d = m.shape[-1]
+    unpack = jnp.vectorize(lambda one: cholesky(one, d), signature="(t)->(d,d)")
+    pack = jnp.vectorize(packed, signature="(d,d)->(t)")
+    L, g_L = unpack(scale), unpack(g_scale)
+    a = jnp.einsum("...ji,...j->...i", L, g_m)
+    A = jnp.tril(jnp.einsum("...ki,...kj->...ij", L, g_L))
+    x = 0.5 * jnp.diagonal(A, axis1=-2, axis2=-1)
+    eye = jnp.eye(d, dtype=A.dtype)
+    below = A * (1 - eye)
+    length = _length(a, below, math.sqrt(2) * x)
+    rho = _bounded(rho, s, length, A.dtype)
+    M = rho * below + _factor(rho * x)[..., None] * eye
+    new = jnp.swapaxes(solve_triangular(M, jnp.swapaxes(L, -1, -2), trans=1, lower=True), -1, -2)
+    change = -rho * jnp.einsum("...ij,...kj,...k->...i", new, new, g_m, optimize="optimal")
+    return jnp.moveaxis(change, -1, axis), pack(new - L), length
+
+
+def _mean_field_step(mean, scale, g_mean, g_scale, rho, s, *, axis):
+    """The same with L diagonal, the exponential of `scale`: A is half the gradient of the log."""
+    x = 0.5 * g_scale
+    length = _length(jnp.exp(scale) * g_mean, math.sqrt(2) * x)
+    rho = _bounded(rho, s, length, x.dtype)
+    change = -jnp.sign(x) * jnp.log1p(rho * jnp.abs(x))  # − log of the factor
+    return -rho * jnp.exp(2 * (scale + change)) * g_mean, change, length
+
+
+def _factor(x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
+    """The diagonal of M: 1 + x to first order, positive, and its own reciprocal at −x."""
+    return jnp.where(x < 0, 1 / (1 + jnp.abs(x)), 1 + jnp.abs(x))
+
+
+def _length(*parts: Array) -> Float[Array, ""]:
+    """The square root of the sum of all squares, which do not overflow."""
+    largest = jnp.max(jnp.stack([jnp.abs(part).max() for part in parts]))
+    unit = jnp.where(largest > 0, largest, 1)
+    return unit * jnp.sqrt(sum(((part / unit) ** 2).sum() for part in parts))
+
+
+def _bounded(rho, s, length: Float[Array, ""], dtype) -> Float[Array, ""]:
+    """The rate, or less if the step would be longer than s."""
+    return jnp.where(rho * length > s, s / length, rho).astype(dtype)
+
+
+def _at(value: Scalar, step: Int[Array, ""]) -> Any:
+    return value(step) if callable(value) else value
+
+
+def _cosine(step: Int[Array, ""], num_steps: Any) -> Float[Array, ""]:
+    """The share of the bound after some of the steps: from one to `_LEAST`, and no less."""
+    done = jnp.minimum(step / num_steps, 1)
+    return _LEAST + (1 - _LEAST) * 0.5 * (1 + jnp.cos(math.pi * done))
+
+
+def _blocks(tree: PyTree[Any], family: Any, axis: int | None) -> list[_Block]:
+    """The blocks among the leaves: siblings called mean and scale, whose shapes fit."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    place = {(path[:-1], _name(path)): i for i, (path, _) in enumerate(leaves)}
+    found = []
+    for (parent, name), i in place.items():
+        j = place.get((parent, "scale"))
+        if name == "mean" and j is not None:
+            where = f"params{jax.tree_util.keystr(parent)}"
+            shapes = jnp.shape(leaves[i][1]), jnp.shape(leaves[j][1])
+            found.append(_Block(i, j, *_reading(where, *shapes, family, axis)))
+    return found
+
+
+def _name(path: tuple[Any, ...]) -> Any:
+    """The last key of a path, whatever the node: a dict, a NamedTuple, a dataclass."""
+    return getattr(path[-1], "key", getattr(path[-1], "name", None)) if path else None
+
+
+def _reading(where: str, mean: tuple, scale: tuple, family: Any, axis: int | None):
+    """The axis of the weights and whether L is full: the one pair that fits the shapes."""
+    axes = [-1] if len(mean) == 1 else [-1, 0] if axis is None else [axis]
+    full = [
+        (k, True)
+        for k in axes
+        if mean and scale == ((*mean[:-1], _t(mean[-1])) if k else (*mean[1:], _t(mean[0])))
+    ]
+    fits = full * (family is not mean_field)
+    if mean and scale == mean and family is not full_covariance:
+        fits.append((-1, False))
+    if len(fits) == 1:
+        return fits[0]
+    shapes = f"mean {list(mean)} and scale {list(scale)} in {where}"
+    if not fits:
+        raise invalid(
+            "params",
+            expected="scale [..., d(d+1)/2] or [..., d] for mean [..., d]",
+            got=shapes,
+            advice="Take the params of quell.full_covariance or quell.mean_field.",
+        )
+    remedy = (
+        "axis=-1 or axis=0" if len(full) == 2 else "family=quell.mean_field, or full_covariance"
+    )
+    raise invalid("params", expected="blocks of one reading", got=shapes, advice=f"Pass {remedy}.")
+
+
+def _t(d: int) -> int:
+    return d * (d + 1) // 2
+
+
+def _strays(tree: PyTree[Any], find: Callable[[PyTree[Any]], list[_Block]]) -> PyTree[bool]:
+    """Whether each leaf lies outside the blocks."""
+    inside = {i for block in find(tree) for i in (block.mean, block.scale)}
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef.unflatten([i not in inside for i in range(len(leaves))])
+
+
+def _refuse_strays(params: PyTree[Any], find: Callable[[PyTree[Any]], list[_Block]]) -> None:
+    paths = jax.tree_util.tree_flatten_with_path(_strays(params, find))[0]
+    strays = [f"params{jax.tree_util.keystr(path)}" for path, stray in paths if stray]
+    if strays:
+        raise invalid(
+            "params",
+            expected="leaves mean and scale of Gaussian families alone",
+            got=", ".join(strays[:3]) + (", ..." if len(strays) > 3 else ""),
+            advice="Pass others=optax.adam(1e-2) for these leaves, or use optax.partition.",
+        )
+
+
+def _check_arguments(num_steps: Any, rate: Any, bound: Any, family: Any, axis: Any) -> None:
+    """Refuse bad numbers; `optax.inject_hyperparams` passes traced ones, which cannot be read."""
+    if num_steps is not None and not isinstance(num_steps, jax.Array):
+        check_whole("num_steps", num_steps, 1, advice="Give the number of steps of the run.")
+    for name, value, example in (("rate", rate, 0.2), ("bound", bound, 1.0)):
+        number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+        if not (number or callable(value) or isinstance(value, jax.Array)):
+            raise invalid(
+                name,
+                expected="a positive number or a schedule",
+                got=repr(value),
+                advice=f"Try {name}={example}.",
+            )
+    if family not in (None, full_covariance, mean_field):
+        raise invalid(
+            "family",
+            expected="quell.full_covariance or quell.mean_field",
+            got=repr(family),
+            advice="Leave it out unless d = 1.",
+        )
+    if axis not in (None, -1, 0):
+        raise invalid("axis", expected="-1 or 0", got=axis, advice="Leave it out unless asked.")
