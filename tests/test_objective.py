@@ -164,3 +164,42 @@ def test_unknown_leaves_are_refused_with_advice(key):
         objective.per_example_gradients(params, noise, batch, leaves={"other": True})
     with pytest.raises(ValueError, match=r"leaves: expected at least one"):
         objective.per_example_gradients(params, noise, batch, leaves=lambda path: False)
+
+
+def vector_problems():
+    """Objectives one of whose functions returns a vector, by the name of the function."""
+    family, weights = quell.mean_field(2), {"mean": jnp.ones(2), "scale": jnp.ones(2)}
+
+    def scalar(w, y):
+        return -0.5 * ((y["x"] - w) ** 2).sum()
+
+    def vector(w, y):
+        return -0.5 * (y["x"] - w) ** 2
+
+    noise = quell.normal(2)
+    return {
+        "loss": quell.Objective(lambda p, e, y: vector(p["mean"] + e, y), noise, 5),
+        "regulariser": quell.Objective(
+            lambda p, e, y: scalar(p["mean"] + e, y), noise, 5, lambda p: p["mean"] ** 2
+        ),
+        "log_likelihood": quell.negative_elbo(vector, family, num_data=5),
+        "log_prior": quell.negative_elbo(scalar, family, num_data=5, log_prior=lambda w: -(w**2)),
+    }, weights
+
+
+@pytest.mark.parametrize("name", ["loss", "regulariser", "log_likelihood", "log_prior"])
+@pytest.mark.parametrize("method", ["value", "gradient", "value_gradient_and_examples"])
+def test_anything_but_a_scalar_is_refused_while_tracing(key, name, method):
+    problems, params = vector_problems()
+    objective, batch = problems[name], {"x": jnp.ones((5, 2))}
+    message = (
+        rf"^{name}: expected a function that returns a scalar, .*got shape \(2,\)\. .*\.sum\(\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(getattr(objective, method), params, objective.sample_noise(key, 5), batch)
+
+
+def test_a_pair_from_the_loss_is_refused(key):
+    objective = quell.Objective(lambda p, e, y: (y, y), quell.normal(1), 3)
+    with pytest.raises(ValueError, match="^loss: .*got 2 arrays"):
+        objective.value(jnp.ones(1), objective.sample_noise(key, 3), jnp.ones(3))

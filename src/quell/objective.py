@@ -6,6 +6,7 @@ divergence in closed form, or from the draws: E_q[log q(w) − log p(w)].
 
 import math
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, NamedTuple
 
 import jax
@@ -69,7 +70,7 @@ class Objective(NamedTuple):
     ) -> Float[Array, ""]:
         """The estimate of L from a batch and its draws: N/(|B|S) Σ_b Σ_s loss + regulariser."""
         data = self.num_data * self._losses(params, noise, batch).mean()
-        return data if self.regulariser is None else data + self.regulariser(params)
+        return data if self.regulariser is None else data + self._penalty(params)
 
     def gradient(
         self, params: PyTree[Array], noise: PyTree[Array], batch: PyTree[Array]
@@ -139,7 +140,7 @@ class Objective(NamedTuple):
             data = self.num_data * losses / (B * jax.tree.leaves(noise)[0].shape[0])
             if self.regulariser is None:
                 return data
-            return data + self.regulariser(treedef.unflatten(flat))
+            return data + self._penalty(treedef.unflatten(flat))
 
         copies = [
             jnp.broadcast_to(leaf, (R, *jnp.shape(leaf))) if pick else None
@@ -157,8 +158,14 @@ class Objective(NamedTuple):
         shared = jax.tree.leaves(noise)[0].shape[1] != batch_size(batch)
         if shared:
             noise = jax.tree.map(lambda e: e[:, 0], noise)  # vmap broadcasts it, without copies
-        one_draw = jax.vmap(self.loss, in_axes=(params_axis, None if shared else 0, 0))
+        loss = _scalar_valued("loss", self.loss)  # a vector would be averaged here, summed there
+        one_draw = jax.vmap(loss, in_axes=(params_axis, None if shared else 0, 0))
         return jax.vmap(one_draw, in_axes=(None, 0, None))(params, noise, batch)
+
+    def _penalty(self, params: PyTree[Array]) -> Float[Array, ""]:
+        """The regulariser, which must be a scalar."""
+        assert self.regulariser is not None
+        return _scalar_valued("regulariser", self.regulariser)(params)
 
     def _check(self, noise: PyTree[Array], batch: PyTree[Array]) -> None:
         """Refuse draws or batches of the wrong shape, while tracing."""
@@ -199,6 +206,7 @@ def negative_elbo(
     0.0
     """
     noise = normal(family.size)
+    log_likelihood = _scalar_valued("log_likelihood", log_likelihood)
     if log_prior is None:
         structure = Variational(log_likelihood, family, _unit_log_density)
 
@@ -207,6 +215,8 @@ def negative_elbo(
 
         return Objective(loss, noise, num_data, family.kl, structure)
 
+    log_prior = _scalar_valued("log_prior", log_prior)
+
     def sampled_loss(params, eps, example):
         w = family.sample(params, eps)
         divergence = family.log_density(params, w) - log_prior(w)  # once per data set, so 1/N here
@@ -214,6 +224,28 @@ def negative_elbo(
 
     structure = Variational(log_likelihood, family, log_prior)
     return Objective(sampled_loss, noise, num_data, None, structure)
+
+
+def _scalar_valued(argument: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which now refuses to return anything but a scalar, while tracing."""
+
+    @wraps(function)
+    def checked(*args):
+        value = function(*args)
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(value)]
+        if shapes != [()] or not jax.tree_util.all_leaves([value]):
+            raise invalid(
+                argument,
+                expected="a function that returns a scalar, of shape ()",
+                got=f"shape {shapes[0]}" if len(shapes) == 1 else f"{len(shapes)} arrays",
+                advice=f"Reduce it to one number, for example with .sum(): a {argument} is of one "
+                "example and one draw."
+                if argument in ("loss", "log_likelihood")
+                else "Reduce it to one number, for example with .sum().",
+            )
+        return value
+
+    return checked
 
 
 def _unit_log_density(w: Float[Array, " d"]) -> Float[Array, ""]:
