@@ -201,5 +201,5 @@ def test_anything_but_a_scalar_is_refused_while_tracing(key, name, method):
 
 def test_a_pair_from_the_loss_is_refused(key):
     objective = quell.Objective(lambda p, e, y: (y, y), quell.normal(1), 3)
-    with pytest.raises(ValueError, match="^loss: .*got 2 arrays"):
+    with pytest.raises(ValueError, match=r"^loss: .*got 2 arrays"):
         objective.value(jnp.ones(1), objective.sample_noise(key, 3), jnp.ones(3))

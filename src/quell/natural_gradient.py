@@ -74,7 +74,8 @@ def natural_gradient(
     A block is a dict (or another node) with leaves `mean` `[..., d]` and `scale`, either
     `[..., d(d+1)/2]` as in `quell.full_covariance` or `[..., d]` as in `quell.mean_field`, at any
     depth of the params. It needs quiet gradients: with plain draws Adam ended nearer to the optimum
-    (docs/natural_gradient.md). A layer of the deep Gaussian process, whose mean is `[d, ...]`, is one too.
+    (docs/natural_gradient.md). A layer of the deep Gaussian process, whose mean is `[d, ...]`, is
+    one too.
 
     Args:
       num_steps: T, the steps over which a bound given as a number falls by a cosine to a thousandth
