@@ -18,6 +18,7 @@ from quell._tree import batch_size
 __all__ = ["adaptive", "computed", "raw", "standardised"]
 
 _MOST = 128  # features of one kind
+_LEVELS, _INDICATORS = 64, 256  # the most indicators of one column, and of all
 
 Select = Callable[[PyTree[Array]], PyTree[Array]]
 
@@ -47,6 +48,59 @@ def as_matrix(batch: PyTree[Array], select: Select | None = None) -> Float[Array
     B = batch_size(kept)
     leaves = [jnp.asarray(leaf, float).reshape(B, -1) for leaf in jax.tree.leaves(kept)]
     return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, axis=1)
+
+
+class Columns(NamedTuple):
+    """The columns of a raw context: magnitudes as they are, categories as indicators.
+
+    Attributes:
+      apply: `apply(batch)` gives the columns `[B, C]`.
+      width: C.
+    """
+
+    apply: Callable[[PyTree[Array]], Float[Array, "B C"]]
+    width: int
+
+
+def categories(data: PyTree[Array], select: Select | None = None) -> Columns:
+    """The raw context with an indicator for each level of integer and boolean columns.
+
+    The dtype decides: an integer is a category, a float a magnitude. Each column has indicators of
+    its most frequent levels but one, at most 64; if the indicators of all columns are more than
+    256, integers count as magnitudes, as the pixels of an image do.
+    """
+    kept = data if select is None else jax.vmap(select)(data)
+    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(kept)]
+    levels = [
+        [_levels(column) for column in np.asarray(leaf).reshape(leaf.shape[0], -1).T]
+        if jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == bool
+        else None
+        for leaf in leaves
+    ]
+    if sum(len(found) for columns in levels if columns for found in columns) > _INDICATORS:
+        levels = [None] * len(leaves)
+
+    def apply(batch):
+        kept = batch if select is None else jax.vmap(select)(batch)
+        B, parts = batch_size(kept), []
+        for leaf, known in zip(jax.tree.leaves(kept), levels):
+            rows = jnp.asarray(leaf).reshape(B, -1)
+            if known is None:
+                parts.append(rows.astype(float))
+            else:
+                parts += [
+                    (rows[:, i, None] == jnp.asarray(found)).astype(float)
+                    for i, found in enumerate(known)
+                ]
+        return jnp.concatenate(parts, axis=1)
+
+    return Columns(apply, jax.eval_shape(apply, data).shape[1])
+
+
+def _levels(column: np.ndarray) -> np.ndarray:
+    """The most frequent values of a column except the first, at most 64."""
+    values, counts = np.unique(column, return_counts=True)
+    return values[np.argsort(-counts, kind="stable")][1 : _LEVELS + 1]
 
 
 def constant() -> Context:

@@ -152,7 +152,7 @@ def started_control(
         flat = _tree.flattener(leaves, updates)
         total = flat.flatten(updates)
         B = batch_size(batch)
-        w, shared = _basis_means(basis, spec, noise, params, batch)
+        w, shared = basis_means(basis, spec, noise, params, batch)
         w = w.astype(total.dtype)  # draws must not change the dtype of gradients
         examples = _flat_examples(criterion, flat, per_example, B)
 
@@ -187,7 +187,7 @@ def _sizes(basis: Basis, spec: Noise, params, data, leaves: _tree.Leaves) -> Siz
     return Sizes(w.size, flat.sizes, jax.eval_shape(flat.flatten, params).dtype)
 
 
-def _basis_means(
+def basis_means(
     basis: Basis, spec: Noise, noise: PyTree[Array], params: PyTree[Array], batch: PyTree[Array]
 ) -> tuple[Float[Array, "B D"], bool]:
     """The basis for each example, averaged over its draws; and whether the batch shares them."""

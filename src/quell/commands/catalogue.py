@@ -13,8 +13,7 @@ from quell import bases
 from quell._errors import invalid
 from quell._tree import number_of_parameters, take
 from quell.coefficients._learned import context_free, recognition_network
-from quell.coefficients._least_squares import least_squares
-from quell.contexts import Select, adaptive, as_matrix, standardised
+from quell.contexts import Select, as_matrix, standardised
 from quell.datasets._csv import classification, from_csv, regression
 from quell.datasets._dataset import Dataset
 from quell.datasets._load import load
@@ -152,8 +151,7 @@ def _estimators(problem: Problem) -> dict[str, Estimator]:
     width = as_matrix(take(problem.data, jnp.arange(1)), problem.select).shape[1]
     # The context alone counts: `closed_form` would count every column of the data.
     basis = affordable_basis(problem.objective.noise, check_sampling("sampling", pairs), width)
-    model = least_squares(adaptive(select=problem.select), context)
-    single = closed_form(sampling=monte_carlo(), basis=bases.linear(), coefficients=model)
+    single = closed_form(sampling=monte_carlo(), basis=bases.linear(), select=problem.select)
     free = controlled(context_free(adam))
     network = controlled(recognition_network(_HIDDEN, adam, context=context))
     return {
@@ -164,8 +162,8 @@ def _estimators(problem: Problem) -> dict[str, Estimator]:
         "quasi-monte-carlo": quasi_monte_carlo(8),
         "context-free": _with_few_coefficients(free, D),
         "recognition-network": _with_few_coefficients(network, D * (_HIDDEN[-1] + 1)),
-        "closed-form": closed_form(basis=basis, coefficients=model),
-        "closed-form-points": closed_form(basis=bases.no_basis(), coefficients=model),
+        "closed-form": closed_form(basis=basis, select=problem.select),
+        "closed-form-points": closed_form(basis=bases.no_basis(), select=problem.select),
         "closed-form-single-draw": _with_few_coefficients(single, D * (width + 1)),
         "taylor": taylor(),
         "sticking-the-landing": sticking_the_landing(),

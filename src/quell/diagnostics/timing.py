@@ -18,6 +18,7 @@ from quell._tree import number_of_parameters, strongly_typed
 from quell.estimators._types import Batch, Started, batch_of
 from quell.objective import Objective
 from quell.training.batches import reshuffle
+from quell.training.loop import is_visit, next_visit
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -39,11 +40,14 @@ class Stepper(NamedTuple):
         steps, when they are done. The parameters of each step are in `path`, leaves
         `[length, ...]`; without a path the parameters stand still.
       length: the most steps of one call.
+      refresh: `refresh(key, state, params)` gives the state after the estimator's rare work, if
+        that is due; None for estimators without it.
     """
 
     prepare: Callable[[Key[Array, ""]], PyTree[Array]]
     advance: Callable[..., PyTree[Array]]
     length: int
+    refresh: Callable[..., PyTree[Array]] | None = None
 
 
 def stepper(
@@ -86,7 +90,18 @@ def stepper(
         carried = loop(prepared, path, data, strongly_typed(state), steps)
         return jax.block_until_ready(carried)[-1]  # the gradients too: all of the work is done
 
-    return Stepper(prepare, advance, length)
+    if started.refresh is None:
+        return Stepper(prepare, advance, length)
+    work = started.refresh
+    due = jax.jit(lambda state: work.due(state, batch_size))
+    run = jax.jit(
+        lambda key, params, data, state: work.run(key, objective, params, data, batch_size, state)
+    )
+
+    def refresh(key, state, at=params):
+        return run(key, at, data, strongly_typed(state)) if bool(due(state)) else state
+
+    return Stepper(prepare, advance, length, refresh)
 
 
 # Compiled at the level of the module, once for all estimators of one batch size.
@@ -119,13 +134,23 @@ def state_after_path(
     if math.isfinite(seconds):
         steps, taken = _calibrated(key, loop, state, _TURN)
         T = largest_prime(min(T, int(seconds * steps / taken)))
-    path = jax.tree.map(lambda p: p[-T:], path)
-    for start in range(0, T, loop.length):
+    path, start = jax.tree.map(lambda p: p[-T:], path), 0
+    while start < T:
         rows = np.minimum(start + np.arange(loop.length), T - 1)  # padded: one shape to compile
         part = jax.tree.map(lambda p, rows=rows: p[rows], path)
-        prepared = loop.prepare(jax.random.fold_in(key, start))
-        state = loop.advance(prepared, state, min(loop.length, T - start), part)
+        here = jax.random.fold_in(key, start)
+        state = _refreshed(here, loop, state, start, jax.tree.map(lambda p: p[0], part))
+        steps = min(loop.length, T - start, next_visit(start) - start)
+        state = loop.advance(loop.prepare(here), state, steps, part)
+        start += steps
     return state
+
+
+def _refreshed(key, loop: Stepper, state, step: int, *params):
+    """The state before this step: refreshed if the step is a visit and the work is due."""
+    if loop.refresh is None or not is_visit(step):
+        return state
+    return loop.refresh(jax.random.fold_in(key, 1), state, *params)
 
 
 def largest_prime(most: int) -> int:

@@ -1,77 +1,192 @@
-"""The closed form: paired draws, and least-squares control of the noise that remains."""
+"""The closed form: paired draws, and a regression on the model's own gradients at a snapshot.
+
+G̃ = Ĝ − γ Θᵀ φ̄,    φ̄ = 1/|B| Σ_b [ h(y_b) − h̄,  w(ε_b) ⊗ [1, z_b] ]
+
+A step is a gather of features and a small product. Everything that is learned comes from rare
+refreshes between steps, and so from before the batch: the estimate is unbiased.
+"""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from quell import _tree, bases
-from quell._checks import check_whole
 from quell._tree import batch_size
-from quell.coefficients._least_squares import least_squares
-from quell.coefficients._types import Coefficients
-from quell.contexts import as_matrix
-from quell.control_variate import apply_then_learn
-from quell.criteria import partial_gradients
-from quell.estimators._controlled import started_controlled
+from quell.contexts import Select, as_matrix
 from quell.estimators._sampling import antithetic, monte_carlo
-from quell.estimators._types import Estimator, Sampling, check_sampling
+from quell.estimators._snapshot import Snapshot, plan
+from quell.estimators._types import (
+    Batch,
+    Estimate,
+    Estimator,
+    Refresh,
+    Sampling,
+    Started,
+    check_sampling,
+)
 from quell.noise import Noise
 from quell.objective import Objective
-from quell.training.short import short_training
 
-_SAMPLE = 256  # examples on which the choice of leaves is based
-_SHARE = 0.95  # share of the variance that the chosen leaves carry
-_ADAM, _WARM_UP, _EXAMPLES = optax.adam(1e-2), 300, 10  # the short training before the choice
 _FUNCTIONS = 16  # with more functions of the noise, a step costs more than the control saves;
 _PRODUCTS = 256  # the same holds for their products with the context
+_GROWTH = 10**0.5  # a refresh is due when the steps since the start have grown by this factor,
+_FIRST = 10  # for the first time after so many steps,
+_FREE = 3  # and it is paid for: after the first few, refreshes
+_SHARE = 0.5  # may take this share of the steps' own time
+_PRIOR = 30  # steps that the evidence of a refresh counts for
+_DECAY = 0.98  # of the evidence of a step, which is then remembered for about fifty
+_AGED = 0.7  # a multiplier below this calls for a refresh
+
+
+class Evidence(NamedTuple):
+    """How far the correction t still predicts the gradient G, from differences between steps.
+
+    Attributes:
+      gt: Σ ΔG Δt, `[leaves]`.
+      tt: Σ Δt², `[leaves]`.
+      gradient: G of the last step, `[P]`.
+      correction: t of the last step, `[P]`.
+    """
+
+    gt: Float[Array, " leaves"]
+    tt: Float[Array, " leaves"]
+    gradient: Float[Array, " P"]
+    correction: Float[Array, " P"]
+
+
+class ClosedForm(NamedTuple):
+    """State of `closed_form`.
+
+    Attributes:
+      snapshot: the features and the coefficients.
+      evidence: how far they still hold.
+      step: the number of steps taken, `[]`.
+      refreshed: the step of the last refresh, `[]`.
+      refreshes: the number of refreshes, `[]`.
+    """
+
+    snapshot: Snapshot
+    evidence: Evidence
+    step: Int[Array, ""]
+    refreshed: Int[Array, ""]
+    refreshes: Int[Array, ""]
 
 
 def closed_form(
     *,
     sampling: Estimator | None = None,
     basis: bases.Basis | None = None,
-    coefficients: Coefficients | None = None,
     leaves: _tree.Leaves = None,
-    examples: int = 10,
+    select: Select | None = None,
 ) -> Estimator:
     """Control the noise of the draws and of the choice of points, without a learning rate.
 
-    Every choice that is left open is fitted to the problem when the estimator is started. The
-    gradient stays unbiased, and a gate keeps it from being noisier than its own draws: a leaf is
-    corrected only as far as batches that were predicted before they were learned from support it.
+    The context of an example is the gradient of its own loss at past parameters and without noise,
+    beside its standardised raw context; integer and boolean columns count as categories. At growing
+    intervals, between steps, the parameters are recorded anew: one pass over the data gives the
+    features of all points, one regression the coefficients. A gate for each parameter, from rows
+    that the regression did not see, and a multiplier for each leaf, which follows from step to
+    step whether the correction still predicts the gradient, keep it from being noisier than its
+    own draws.
 
     Args:
       sampling: how the draws are made; by default `antithetic()` if the noise has mirror images,
         otherwise `monte_carlo()`.
       basis: functions of the noise; by default the functions that the sampling does not cancel, if
         they are few: even products of Gaussian noise under pairs, linear under single draws.
-      coefficients: `coefficients.least_squares()` by default.
-      leaves: the leaves to control; by default the fewest parameters, by whole leaves, that carry
-        95 % of the variance after a short training; `lambda path: True` for all leaves.
-      examples: the number of examples of each batch to learn from.
+      leaves: the leaves to control; by default the smallest, up to 2¹⁸ coefficients, which is all
+        leaves of small models; `lambda path: True` for all leaves.
+      select: `select(example)`, the part of an example that is its raw context; all by default.
     """
-    check_whole("examples", examples, 1)
     if sampling is not None:
         check_sampling("sampling", sampling)
-    model = least_squares() if coefficients is None else coefficients
 
-    def start(key, objective: Objective, params, data):
+    def start(key, objective: Objective, params, data) -> Started:
         mirrored = objective.noise.reflect is not None
         inner = (antithetic() if mirrored else monte_carlo()) if sampling is None else sampling
         draws = check_sampling("sampling", inner)
-        measure_key, fit_key = jax.random.split(key)
-        chosen, functions = leaves, basis
-        if chosen is None:  # with another key: the choice and the fit stay independent
-            chosen = noisy_leaves(measure_key, objective, params, data, draws)
+        functions = basis
         if functions is None:
-            width = jax.eval_shape(as_matrix, data).shape[1]  # a shape alone
+            width = jax.eval_shape(lambda d: as_matrix(d, select), data).shape[1]  # a shape alone
             functions = affordable_basis(objective.noise, draws, width)
-        parts = (model, functions, partial_gradients, chosen, apply_then_learn, True)
-        return started_controlled(fit_key, objective, params, data, draws, *parts, examples)
+        laid = plan(objective, params, data, draws, functions, leaves, select)
+        flat = laid.flat
+
+        def init(key, params) -> ClosedForm:
+            zero, leaf = jnp.zeros((), jnp.int32), jnp.zeros(len(flat.sizes))
+            vector = jnp.zeros_like(flat.flatten(params))
+            leaf = leaf.astype(vector.dtype)
+            evidence = Evidence(leaf, leaf, vector, vector)
+            return ClosedForm(laid.empty(params), evidence, zero, zero, zero)
+
+        def estimate(key, objective, params, batch: Batch, state: ClosedForm) -> Estimate:
+            noise = draws.draw(key, objective, batch_size(batch.examples))  # the gradient's own
+            value, gradient = objective.value_and_gradient(params, noise, batch.examples)
+            phi = laid.mean_features(state.snapshot, noise, params, batch.examples, batch.indices)
+            correction = phi @ state.snapshot.theta  # Θᵀφ̄
+            total = flat.flatten(gradient)
+            finite = jnp.isfinite(total @ total + correction @ correction)
+            used = jnp.where(finite, multiplier(state.evidence, flat.sizes) * correction, 0)
+            # Θ, h̄ and the multiplier are from before this batch, so that E[Θᵀφ̄] = 0.
+            quieter = flat.replace(gradient, total - used)
+            evidence = _tree.where(
+                finite, _followed(state, total, correction, flat.sizes), state.evidence
+            )
+            state = state._replace(evidence=evidence, step=state.step + 1)
+            return Estimate(quieter, value, state, jnp.sqrt(used @ used))
+
+        def due(state: ClosedForm, batch_size: int) -> Bool[Array, ""]:
+            cost = laid.evaluations / (batch_size * _draws(draws, objective))  # in steps
+            later = jnp.maximum(_GROWTH * state.refreshed, _FIRST)
+            grown = (state.step >= later) | (state.refreshes == 0)
+            aged = (multiplier(state.evidence, None) < _AGED).any() & (state.step > state.refreshed)
+            paid = (state.refreshes + 1 - _FREE) * cost <= _SHARE * state.step
+            return (grown | aged) & paid
+
+        def refresh(key, objective, params, data, batch_size, state: ClosedForm) -> ClosedForm:
+            snapshot, size = laid.take(key, objective, params, data)
+            mass = _PRIOR * 2 * size / batch_size  # as if it had been followed for some steps
+            evidence = state.evidence._replace(gt=mass, tt=mass)
+            # The last correction was another's: its difference to the next would tell nothing.
+            evidence = evidence._replace(gradient=jnp.full_like(evidence.gradient, jnp.nan))
+            return state._replace(
+                snapshot=snapshot,
+                evidence=evidence,
+                refreshed=state.step,
+                refreshes=state.refreshes + 1,
+            )
+
+        return Started(init, estimate, Refresh(due, refresh))
 
     return Estimator("closed_form()", start)
+
+
+def multiplier(evidence: Evidence, sizes: tuple[int, ...] | None) -> Float[Array, "..."]:
+    """γ = Σ ΔG Δt / Σ Δt² within [0, 1], for each leaf or spread over its entries."""
+    known = evidence.tt > 0
+    slope = jnp.where(known, evidence.gt / jnp.where(known, evidence.tt, 1), 1)
+    gate = jnp.clip(slope, 0, 1)
+    return gate if sizes is None else _tree.spread(gate, sizes)
+
+
+def _followed(state: ClosedForm, total, correction, sizes) -> Evidence:
+    """The evidence with one more step; differences between steps take out the drift of the mean."""
+    old = state.evidence
+    moved, turned = total - old.gradient, correction - old.correction
+    known = jnp.isfinite(moved @ moved)  # not so right after a refresh
+
+    def add(sums, new):
+        return jnp.where(known, _DECAY * sums + _tree.leaf_sums(new, sizes), sums)
+
+    return Evidence(add(old.gt, moved * turned), add(old.tt, turned * turned), total, correction)
+
+
+def _draws(sampling: Sampling, objective: Objective) -> int:
+    """S, the number of draws of each example."""
+    drawn = jax.eval_shape(lambda: sampling.draw(jax.random.key(0), objective, 1))
+    return jax.tree.leaves(drawn)[0].shape[0]
 
 
 def affordable_basis(noise: Noise, sampling: Sampling, width: int) -> bases.Basis:
@@ -85,46 +200,3 @@ def affordable_basis(noise: Noise, sampling: Sampling, width: int) -> bases.Basi
     if not few or (sampling.balanced and noise.name != "normal"):
         return bases.no_basis()  # points alone: cheaper, and still unbiased
     return bases.hermite(2, cross=True, odd=False) if sampling.balanced else bases.linear()
-
-
-def noisy_leaves(
-    key: Key[Array, ""],
-    objective: Objective,
-    params: PyTree[Array],
-    data: PyTree[Array],
-    sampling: Sampling,
-) -> PyTree[bool]:
-    """The fewest parameters, by whole leaves, that carry nearly all of the variance.
-
-    A short training comes first (300 steps of Adam on plain gradients), since leaves that are quiet
-    in the beginning need not stay quiet. At its end the gradients of 256 examples are measured. The
-    variance per parameter of a leaf is its worth against its cost; leaves are taken in this order.
-    """
-    train_key, pick_key, draw_key = jax.random.split(key, 3)
-    later = short_training(
-        train_key,
-        objective,
-        params,
-        data,
-        monte_carlo(),
-        _ADAM,
-        num_steps=_WARM_UP,
-        batch_size=min(_EXAMPLES, batch_size(data)),
-    ).params
-    params = _tree.where(_tree.all_finite(later), later, params)  # a diverged run tells nothing
-    indices = jax.random.randint(pick_key, (_SAMPLE,), 0, batch_size(data))
-    batch = _tree.take(data, indices)
-
-    @jax.jit
-    def densities(params, batch):
-        noise = sampling.draw(draw_key, objective, _SAMPLE)
-        gradients = objective.per_example_gradients(params, noise, batch)
-        return jax.tree.map(lambda g: g.reshape(_SAMPLE, -1).var(0).mean(), gradients)
-
-    found, treedef = jax.tree.flatten(densities(params, batch))
-    density = np.asarray(found, float)
-    size = np.array([jnp.size(leaf) for leaf in jax.tree.leaves(params)])
-    order = np.argsort(-density)  # most variance per parameter first
-    carried = np.cumsum((density * size)[order])
-    enough = int(np.searchsorted(carried, _SHARE * carried[-1])) + 1
-    return treedef.unflatten([bool(i in order[:enough]) for i in range(len(order))])

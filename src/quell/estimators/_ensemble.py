@@ -15,7 +15,7 @@ from quell._checks import check_decay, check_positive
 from quell._errors import invalid
 from quell.estimators._pooling import Pooling, one_coefficient
 from quell.estimators._terms import Change, Term, changed, given, minus
-from quell.estimators._types import Estimate, Estimator, Started, check_estimator
+from quell.estimators._types import Estimate, Estimator, Refresh, Started, check_estimator
 from quell.objective import Objective
 
 
@@ -154,9 +154,29 @@ def _weighted(
             learned = _learn(state, states, base.gradient, blocks, pooling, decay)
             return Estimate(quieter, base.value, learned, optax.tree.norm(correction))
 
-        return Started(init, estimate)
+        return Started(init, estimate, _refresh_members(members))
 
     return Estimator(name, start)
+
+
+def _refresh_members(members: Sequence[Started]) -> Refresh | None:
+    """The refresh of all members at once, if any of them is due."""
+    works = [member.refresh for member in members]
+    if not any(works):
+        return None
+
+    def due(state: Weighted, batch_size):
+        wanted = [w.due(s, batch_size) for w, s in zip(works, state.members) if w]
+        return jnp.stack(wanted).any()
+
+    def run(key, objective, params, data, batch_size, state: Weighted):
+        refreshed = tuple(  # one key for all, as in a step
+            w.run(key, objective, params, data, batch_size, s) if w else s
+            for w, s in zip(works, state.members)
+        )
+        return state._replace(members=refreshed)
+
+    return Refresh(due, run)
 
 
 def _differences(g: Array, *others: Array) -> Float[Array, "k ..."]:

@@ -18,7 +18,7 @@ from quell._checks import check_data
 from quell._tree import take
 from quell.estimators._quadratic import MakeQuadratic, mean_of, second_order
 from quell.estimators._terms import inner_or_plain, linear, minus, structure_of
-from quell.estimators._types import Batch, Estimate, Estimator, Started
+from quell.estimators._types import Batch, Estimate, Estimator, Started, refresh_inside
 from quell.objective import Objective
 
 
@@ -94,7 +94,7 @@ def joint(inner: Estimator | None = None, *, quadratic: MakeQuadratic = second_o
             expected = expected_gradient(params, batch.examples)  # renewed after use: unbiased
             return found._replace(state=_visit(state, rows, shares, params, expected, found.state))
 
-        return Started(init, estimate)
+        return Started(init, estimate, refresh_inside(inside))
 
     return Estimator(f"joint({inner.name})", start)
 

@@ -15,7 +15,7 @@ from quell._tree import take
 from quell.contexts import Select, as_matrix
 from quell.estimators._score import log_density, score_objective
 from quell.estimators._terms import Term, inner_or_plain, minus, structure_of
-from quell.estimators._types import Batch, Estimate, Estimator, Started
+from quell.estimators._types import Batch, Estimate, Estimator, Started, refresh_inside
 from quell.gaussian import Gaussian
 from quell.objective import Objective
 
@@ -86,7 +86,7 @@ def learned_surrogate(
             network = jax.tree.map(jnp.add, state.network, updates)
             return found._replace(state=LearnedSurrogate(network, optimizer_state, found.state))
 
-        return Started(init, estimate)
+        return Started(init, estimate, refresh_inside(inside))
 
     return Estimator(f"learned_surrogate({inner.name})", start)
 

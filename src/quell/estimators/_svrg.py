@@ -16,7 +16,14 @@ from quell._errors import invalid
 from quell._tree import batch_size
 from quell.estimators._sampling import monte_carlo
 from quell.estimators._terms import inner_or_plain, linear, minus
-from quell.estimators._types import Batch, Estimate, Estimator, Started, check_sampling
+from quell.estimators._types import (
+    Batch,
+    Estimate,
+    Estimator,
+    Started,
+    check_sampling,
+    refresh_inside,
+)
 from quell.objective import Objective
 
 
@@ -120,6 +127,11 @@ def svrg(
                 lambda: snapshot_at(snapshot_key, params, batch.data),
                 lambda: state.snapshot,
             )
+            quieter = without_linearisation(objective, snapshot)
+            found = inside.estimate(inner_key, quieter, params, batch, state.inner)
+            return found._replace(state=Svrg(snapshot, state.step + 1, found.state))
+
+        def without_linearisation(objective, snapshot: Snapshot) -> Objective:
             theta, full, draws = snapshot
 
             def linearised(params, eps, example):
@@ -127,10 +139,11 @@ def svrg(
                 at = partial(loss_at_snapshot, draws, eps=eps, example=example)
                 return jax.jvp(at, (theta,), (moved,))[1]  # linear in θ, with the gradient at θ̃
 
-            quieter = minus(objective, linearised, partial(linear, full, origin=theta))
-            found = inside.estimate(inner_key, quieter, params, batch, state.inner)
-            return found._replace(state=Svrg(snapshot, state.step + 1, found.state))
+            return minus(objective, linearised, partial(linear, full, origin=theta))
 
-        return Started(init, estimate)
+        def seen(objective, state: Svrg):
+            return without_linearisation(objective, state.snapshot)
+
+        return Started(init, estimate, refresh_inside(inside, seen))
 
     return Estimator(f"svrg({inner.name})", start)

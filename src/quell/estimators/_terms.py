@@ -73,7 +73,14 @@ def given(started: Started, original: Objective, change: Change) -> Started:
     def estimate(key, objective, params, batch, state):
         return started.estimate(key, change(original, objective), params, batch, state)
 
-    return Started(started.init, estimate)
+    work = started.refresh
+    if work is None:
+        return Started(started.init, estimate)
+
+    def run(key, objective, *rest):
+        return work.run(key, change(original, objective), *rest)
+
+    return Started(started.init, estimate, work._replace(run=run))
 
 
 def structure_of(objective: Objective, estimator: str) -> Variational:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from quell._errors import invalid
 from quell._tree import take
@@ -45,6 +45,18 @@ class Estimate(NamedTuple):
     correction_norm: Float[Array, ""] | float = 0.0
 
 
+class Refresh(NamedTuple):
+    """Rare work of an estimator, done between steps, so that the steps do not carry it.
+
+    Attributes:
+      due: `due(state, batch_size)` says whether it is time.
+      run: `run(key, objective, params, data, batch_size, state)` gives the refreshed state.
+    """
+
+    due: Callable[[PyTree[Array], int], Bool[Array, ""]]
+    run: Callable[..., PyTree[Array]]
+
+
 class Started(NamedTuple):
     """An estimator after its look at the problem.
 
@@ -53,10 +65,12 @@ class Started(NamedTuple):
       estimate: `estimate(key, objective, params, batch, state)` gives an `Estimate` from a `Batch`.
         The objective is an argument, so that an outer estimator can pass an objective with the
         same mean gradient and less noise: this is how estimators compose.
+      refresh: the work to do between steps, if there is any.
     """
 
     init: Callable[[Key[Array, ""], PyTree[Array]], PyTree[Array]]
     estimate: Callable[[Key[Array, ""], Objective, PyTree[Array], Batch, PyTree[Array]], Estimate]
+    refresh: Refresh | None = None
 
 
 class Sampling(NamedTuple):
@@ -88,6 +102,26 @@ class Estimator(NamedTuple):
 
     def __repr__(self) -> str:
         return self.name
+
+
+def refresh_inside(
+    inside: Started, change: Callable[[Objective, PyTree[Array]], Objective] | None = None
+) -> Refresh | None:
+    """The refresh of a wrapper whose state keeps the state of `inside` in the field `inner`.
+
+    Args:
+      change: `change(objective, state)`, the objective that the inner estimator sees.
+    """
+    work = inside.refresh
+    if work is None:
+        return None
+
+    def run(key, objective, params, data, batch_size, state):
+        seen = objective if change is None else change(objective, state)
+        inner = work.run(key, seen, params, data, batch_size, state.inner)
+        return state._replace(inner=inner)
+
+    return Refresh(lambda state, batch_size: work.due(state.inner, batch_size), run)
 
 
 def stateless(estimate: Callable[..., Estimate]) -> Started:

@@ -173,7 +173,8 @@ def _run(
     objective = np.nan
     try:
         while step < num_steps:
-            ends = [(step // k + 1) * k for k in every]
+            carried = loop.refresh(keys, carried, data, step)
+            ends = [loop.next_visit(step), *((step // k + 1) * k for k in every)]
             steps = min([step + pace, num_steps, *ends]) - step
             began = time.monotonic()
             carried, rows = loop.advance(keys, carried, data, step, steps)

@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from quell._tree import strongly_typed, take
-from quell.estimators._types import Batch, Estimate, Started
+from quell.estimators._types import Batch, Estimate, Refresh, Started
 from quell.objective import Objective
 from quell.training.batches import Batches
 
@@ -24,6 +24,7 @@ class RunKeys(NamedTuple):
       batches: chooses the mini-batches.
       steps: with the number of a step folded in, draws its noise.
       monitors: with the number of a step folded in, serves its monitors.
+      refreshes: with the number of a step folded in, refreshes the estimator before it.
     """
 
     params: Key[Array, ""]
@@ -31,20 +32,23 @@ class RunKeys(NamedTuple):
     batches: Key[Array, ""]
     steps: Key[Array, ""]
     monitors: Key[Array, ""]
+    refreshes: Key[Array, ""]
 
 
 @jax.jit
 def run_keys(key: Key[Array, "*seeds"]) -> RunKeys:
     """The keys of a run, or of each of several runs."""
-    split = (
-        jax.random.split(key, 5) if key.ndim == 0 else jax.vmap(jax.random.split, (0, None))(key, 5)
-    )
-    return RunKeys(*jnp.moveaxis(split, -1, 0))
+
+    def split(key):
+        streams = jax.random.split(key, 5)
+        return RunKeys(*streams, refreshes=jax.random.fold_in(key, 6))  # `start_key` folds in 5
+
+    return jax.vmap(split)(key) if key.ndim else split(key)
 
 
 def start_key(key: Key[Array, "*seeds"]) -> Key[Array, ""]:
     """The key that starts the estimator, the same for all seeds and apart from `run_keys`."""
-    return jax.random.fold_in(key[0] if key.ndim else key, len(RunKeys._fields))  # not a split key
+    return jax.random.fold_in(key[0] if key.ndim else key, 5)  # not one of the keys of a run
 
 
 class Carried(NamedTuple):
@@ -96,6 +100,9 @@ class Loop(NamedTuple):
         `steps ≤ length` steps, and a table `[length, columns]` whose first rows the steps fill. The
         call consumes `carried`. One compilation serves every `step` and `steps`, and rows do not
         depend on how a run is cut into calls.
+      refresh: `refresh(keys, carried, data, step)` gives the arrays for this step after the rare
+        work of the estimator, if there is any and it is due. The call consumes `carried`.
+      next_visit: `next_visit(step)`, the next step before which `refresh` must be called.
       length: the most steps of one call.
       columns: the name of each column of the table: "objective", "gradient_norm",
         "correction_norm" and the monitors' names.
@@ -103,6 +110,8 @@ class Loop(NamedTuple):
 
     start: Callable[..., Carried]
     advance: Callable[..., tuple[Carried, Float[Array, "length columns"]]]
+    refresh: Callable[..., Carried]
+    next_visit: Callable[[int], int]
     length: int
     columns: tuple[str, ...]
 
@@ -161,23 +170,85 @@ def compiled_loop(
         return Carried(new_params, optimizer_state, new_state), row
 
     def advance(keys: RunKeys, carried, data, step, steps):
-        indices = batches(keys.batches, step, length, objective.num_data, batch_size)
-        step_keys = jax.vmap(jax.random.fold_in, (None, 0))(keys.steps, step + jnp.arange(length))
-        # One gather for all steps: its cache misses overlap, unlike those of a gather per step.
-        gathered = take(data, indices)
+        width = min(length, _GATHER)
 
-        def body(i, state):
-            carried, table = state
-            batch = Batch(jax.tree.map(lambda leaf: leaf[i], gathered), indices[i], data)
-            carried, row = one_step(step_keys[i], keys.monitors, step + i, carried, batch)
-            return carried, table.at[i].set(row, mode="promise_in_bounds")
+        def stretch(j, state):
+            begin = j * width
+            first = step + begin
+            indices = batches(keys.batches, first, width, objective.num_data, batch_size)
+            step_keys = jax.vmap(jax.random.fold_in, (None, 0))(
+                keys.steps, first + jnp.arange(width)
+            )
+            # One gather for some steps: its cache misses overlap, unlike a gather per step.
+            gathered = take(data, indices)
+
+            def body(i, state):
+                carried, table = state
+                batch = Batch(jax.tree.map(lambda leaf: leaf[i], gathered), indices[i], data)
+                carried, row = one_step(step_keys[i], keys.monitors, first + i, carried, batch)
+                return carried, table.at[begin + i].set(row, mode="promise_in_bounds")
+
+            return lax.fori_loop(0, jnp.minimum(width, steps - begin), body, state)
 
         table = jnp.zeros((length, len(columns)), float)  # one shape for every count of steps
         # A traced count: one compilation for every chunk, short chunks included.
-        return lax.fori_loop(0, steps, body, (carried, table))
+        return lax.fori_loop(0, (steps + width - 1) // width, stretch, (carried, table))
+
+    work = started.refresh or _NOTHING
+
+    def due(carried: Carried):
+        return work.due(carried.estimator_state, batch_size)
+
+    def refreshed(keys: RunKeys, carried: Carried, data, step):
+        key = jax.random.fold_in(keys.refreshes, step)
+        params, optimizer_state, state = carried
+        state = work.run(key, objective, params, data, batch_size, state)
+        return Carried(params, optimizer_state, state)
 
     if seeds:
-        start = jax.vmap(start)
+        start, due = jax.vmap(start), jax.vmap(due)
         advance = jax.vmap(advance, (0, 0, None, None, None))
+        refreshed = _one_by_one(refreshed)
     # Donated buffers are written in place: states may be as large as tables over the data.
-    return Loop(jax.jit(start), jax.jit(advance, donate_argnums=1), length, columns)
+    due, refreshed = jax.jit(due), jax.jit(refreshed, donate_argnums=1)
+
+    def refresh(keys, carried, data, step):
+        if started.refresh is None or not is_visit(step) or not bool(due(carried).any()):
+            return carried
+        return refreshed(keys, carried, data, step)
+
+    def visit(step):
+        return next_visit(step) if started.refresh else step + _LONGEST
+
+    advance = jax.jit(advance, donate_argnums=1)
+    return Loop(jax.jit(start), advance, refresh, visit, length, columns)
+
+
+def _one_by_one(refreshed: Callable[..., Carried]) -> Callable[..., Carried]:
+    """The same for several runs, one after the other: the pass over the data bounds the memory."""
+
+    def every(keys, carried, data, step):
+        return lax.map(lambda run: refreshed(*run, data, step), (keys, carried))
+
+    return every
+
+
+_NOTHING = Refresh(lambda state, batch_size: jnp.zeros((), bool), lambda *a: a[-1])
+_GATHER = 64  # batches gathered at once: their cache misses overlap
+_EARLY = (10, 18, 32, 56, 100, 178, 316, 562, 1000)  # visits at the start, a quarter decade apart
+_LONGEST = 1000  # steps between visits later
+
+
+def is_visit(step: int) -> bool:
+    """Whether an estimator may be refreshed before this step: a matter of the step alone."""
+    return step == 0 or step in _EARLY or step % _LONGEST == 0
+
+
+def next_visit(step: int) -> int:
+    """The next step before which an estimator may be refreshed.
+
+    >>> next_visit(0), next_visit(20), next_visit(1500)
+    (10, 32, 2000)
+    """
+    early = [visit for visit in _EARLY if visit > step]
+    return early[0] if early else (step // _LONGEST + 1) * _LONGEST

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int, Key, PyTree
 
-from quell.estimators._types import Estimator, Started
+from quell.estimators._types import Estimator, Started, refresh_inside
 from quell.objective import Objective
 from quell.training.batches import reshuffle
 from quell.training.loop import compiled_loop, run_keys, start_key
@@ -63,9 +63,12 @@ def short_training(
     keys = run_keys(key)
     # The loop consumes its arguments, so it starts from a copy.
     carried = loop.start(keys, jax.tree.map(jnp.array, params))
-    for step in range(0, num_steps, length):
-        steps = min(length, num_steps - step)
+    step = 0
+    while step < num_steps:
+        carried = loop.refresh(keys, carried, data, step)
+        steps = min(length, num_steps - step, loop.next_visit(step) - step)
         carried, _ = loop.advance(keys, carried, data, step, steps)
+        step += steps
     return ShortRun(carried.params, carried.estimator_state.path if W else ())
 
 
@@ -96,4 +99,4 @@ def _recording(started: Started, num_steps: int, W: int) -> Started:
         path = jax.tree.map(lambda kept, p: kept.at[row].set(p), state.path, params)
         return estimated._replace(state=Recording(estimated.state, path, state.step + 1))
 
-    return Started(init, estimate)
+    return Started(init, estimate, refresh_inside(started))
