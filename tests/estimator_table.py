@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 import quell
-from quell import bases, coefficients, contexts, criteria
+from quell import bases, coefficients, criteria
 from quell import estimators as est
 from quell.estimators._sampling import plain
 from quell.estimators._types import batch_of
@@ -33,9 +33,8 @@ def controlled(sampling):
 
 
 def closed_form(sampling):
-    """Every leaf, and coefficients that are refreshed at every step."""
-    model = coefficients.least_squares(contexts.standardised(), every=1)
-    return est.closed_form(sampling=sampling, coefficients=model, leaves=lambda path: True)
+    """Functions of the draws and of the points, for every leaf."""
+    return est.closed_form(sampling=sampling, leaves=lambda path: True)
 
 
 def svrg(inner):
@@ -128,7 +127,7 @@ def unit_prior(w):
 
 def wander(key, started, objective, params, data, steps, batch=BATCH, far=0.3):
     """A state after some steps at parameters that move: an arbitrary learned state."""
-    init_key, walk_key = jax.random.split(key)
+    init_key, refresh_key, walk_key = jax.random.split(key, 3)
 
     def step(state, key):
         row_key, param_key, draw_key = jax.random.split(key, 3)
@@ -141,4 +140,6 @@ def wander(key, started, objective, params, data, steps, batch=BATCH, far=0.3):
         ).state, None
 
     state = started.init(init_key, params)
+    if started.refresh is not None:
+        state = started.refresh.run(refresh_key, objective, params, data, batch, state)
     return jax.lax.scan(step, state, jax.random.split(walk_key, steps))[0]

@@ -206,21 +206,22 @@ def negative_elbo(
     0.0
     """
     noise = normal(family.size)
-    log_likelihood = _scalar_valued("log_likelihood", log_likelihood)
+    checked = _scalar_valued("log_likelihood", log_likelihood)
     if log_prior is None:
         structure = Variational(log_likelihood, family, _unit_log_density)
 
         def loss(params, eps, example):
-            return -log_likelihood(family.sample(params, eps), example)
+            return -checked(family.sample(params, eps), example)
 
         return Objective(loss, noise, num_data, family.kl, structure)
 
-    log_prior = _scalar_valued("log_prior", log_prior)
+    checked_prior = _scalar_valued("log_prior", log_prior)
 
     def sampled_loss(params, eps, example):
         w = family.sample(params, eps)
-        divergence = family.log_density(params, w) - log_prior(w)  # once per data set, so 1/N here
-        return divergence / num_data - log_likelihood(w, example)
+        # once per data set, so 1/N here
+        divergence = family.log_density(params, w) - checked_prior(w)
+        return divergence / num_data - checked(w, example)
 
     structure = Variational(log_likelihood, family, log_prior)
     return Objective(sampled_loss, noise, num_data, None, structure)

@@ -22,6 +22,7 @@ from quell.estimators._quadratic import Quadratic as Quadratic
 from quell.estimators._types import Batch as Batch
 from quell.estimators._types import Estimate as Estimate
 from quell.estimators._types import Estimator as Estimator
+from quell.estimators._types import Refresh as Refresh
 from quell.estimators._types import Sampling as Sampling
 from quell.estimators._types import Started as Started
 from quell.gaussian import Gaussian as Gaussian

@@ -33,27 +33,25 @@ _FUNCTIONS = 16  # with more functions of the noise, a step costs more than the 
 _PRODUCTS = 256  # the same holds for their products with the context
 _GROWTH = 10**0.5  # a refresh is due when the steps since the start have grown by this factor,
 _FIRST = 10  # for the first time after so many steps,
-_FREE = 3  # and it is paid for: after the first few, refreshes
+_FREE = 4  # and it is paid for: after the first few, refreshes
 _SHARE = 0.5  # may take this share of the steps' own time
-_PRIOR = 30  # steps that the evidence of a refresh counts for
-_DECAY = 0.98  # of the evidence of a step, which is then remembered for about fifty
+_PRIOR = 3  # steps that the evidence of a refresh counts for
+_DECAY = 0.97  # of the evidence of a step, which is then remembered for about thirty
 _AGED = 0.7  # a multiplier below this calls for a refresh
 
 
 class Evidence(NamedTuple):
-    """How far the correction t still predicts the gradient G, from differences between steps.
+    """How far the correction t still predicts the gradient G, each before it is learned from.
 
     Attributes:
-      gt: Σ ΔG Δt, `[leaves]`.
-      tt: Σ Δt², `[leaves]`.
-      gradient: G of the last step, `[P]`.
-      correction: t of the last step, `[P]`.
+      gt: Σ t (G − G̃'), with G̃' the estimate of the step before, `[P]`.
+      tt: Σ t², `[P]`.
+      estimate: G̃ of the last step, `[P]`.
     """
 
-    gt: Float[Array, " leaves"]
-    tt: Float[Array, " leaves"]
-    gradient: Float[Array, " P"]
-    correction: Float[Array, " P"]
+    gt: Float[Array, " P"]
+    tt: Float[Array, " P"]
+    estimate: Float[Array, " P"]
 
 
 class ClosedForm(NamedTuple):
@@ -115,45 +113,42 @@ def closed_form(
         flat = laid.flat
 
         def init(key, params) -> ClosedForm:
-            zero, leaf = jnp.zeros((), jnp.int32), jnp.zeros(len(flat.sizes))
-            vector = jnp.zeros_like(flat.flatten(params))
-            leaf = leaf.astype(vector.dtype)
-            evidence = Evidence(leaf, leaf, vector, vector)
+            zero, vector = jnp.zeros((), jnp.int32), jnp.zeros_like(flat.flatten(params))
+            evidence = Evidence(vector, vector, vector)
             return ClosedForm(laid.empty(params), evidence, zero, zero, zero)
 
         def estimate(key, objective, params, batch: Batch, state: ClosedForm) -> Estimate:
             noise = draws.draw(key, objective, batch_size(batch.examples))  # the gradient's own
             value, gradient = objective.value_and_gradient(params, noise, batch.examples)
             phi = laid.mean_features(state.snapshot, noise, params, batch.examples, batch.indices)
-            correction = phi @ state.snapshot.theta  # Θᵀφ̄
+            t = phi @ state.snapshot.theta  # Θᵀφ̄
             total = flat.flatten(gradient)
-            finite = jnp.isfinite(total @ total + correction @ correction)
-            used = jnp.where(finite, multiplier(state.evidence, flat.sizes) * correction, 0)
+            sound = jnp.isfinite(total @ total + t @ t)
+            correction = jnp.where(sound, multiplier(state.evidence) * t, 0)
             # Θ, h̄ and the multiplier are from before this batch, so that E[Θᵀφ̄] = 0.
-            quieter = flat.replace(gradient, total - used)
-            evidence = _tree.where(
-                finite, _followed(state, total, correction, flat.sizes), state.evidence
+            quieter = total - correction
+            followed = _followed(state, total, t, quieter)
+            state = state._replace(
+                evidence=_tree.where(sound, followed, state.evidence), step=state.step + 1
             )
-            state = state._replace(evidence=evidence, step=state.step + 1)
-            return Estimate(quieter, value, state, jnp.sqrt(used @ used))
+            norm = jnp.sqrt(correction @ correction)
+            return Estimate(flat.replace(gradient, quieter), value, state, norm)
 
         def due(state: ClosedForm, batch_size: int) -> Bool[Array, ""]:
             cost = laid.evaluations / (batch_size * _draws(draws, objective))  # in steps
             later = jnp.maximum(_GROWTH * state.refreshed, _FIRST)
             grown = (state.step >= later) | (state.refreshes == 0)
-            aged = (multiplier(state.evidence, None) < _AGED).any() & (state.step > state.refreshed)
+            gt, tt = (_tree.leaf_sums(sums, flat.sizes) for sums in state.evidence[:2])
+            aged = (gt < _AGED * tt).any() & (state.step > state.refreshed)
             paid = (state.refreshes + 1 - _FREE) * cost <= _SHARE * state.step
             return (grown | aged) & paid
 
         def refresh(key, objective, params, data, batch_size, state: ClosedForm) -> ClosedForm:
-            snapshot, size = laid.take(key, objective, params, data)
-            mass = _PRIOR * 2 * size / batch_size  # as if it had been followed for some steps
-            evidence = state.evidence._replace(gt=mass, tt=mass)
-            # The last correction was another's: its difference to the next would tell nothing.
-            evidence = evidence._replace(gradient=jnp.full_like(evidence.gradient, jnp.nan))
+            snapshot, square = laid.take(key, objective, params, data)
+            mass = _PRIOR * square / batch_size  # as if it had been followed for some steps
             return state._replace(
                 snapshot=snapshot,
-                evidence=evidence,
+                evidence=state.evidence._replace(gt=mass, tt=mass),
                 refreshed=state.step,
                 refreshes=state.refreshes + 1,
             )
@@ -163,24 +158,19 @@ def closed_form(
     return Estimator("closed_form()", start)
 
 
-def multiplier(evidence: Evidence, sizes: tuple[int, ...] | None) -> Float[Array, "..."]:
-    """γ = Σ ΔG Δt / Σ Δt² within [0, 1], for each leaf or spread over its entries."""
+def multiplier(evidence: Evidence) -> Float[Array, " P"]:
+    """γ = Σ t (G − G̃') / Σ t² within [0, 1], for each parameter."""
     known = evidence.tt > 0
-    slope = jnp.where(known, evidence.gt / jnp.where(known, evidence.tt, 1), 1)
-    gate = jnp.clip(slope, 0, 1)
-    return gate if sizes is None else _tree.spread(gate, sizes)
+    return jnp.where(known, jnp.clip(evidence.gt / jnp.where(known, evidence.tt, 1), 0, 1), 0)
 
 
-def _followed(state: ClosedForm, total, correction, sizes) -> Evidence:
-    """The evidence with one more step; differences between steps take out the drift of the mean."""
+def _followed(state: ClosedForm, total, t, quieter) -> Evidence:
+    """The evidence with one more step: E[t] = 0, so that E[t (G − c)] is a covariance for any c."""
     old = state.evidence
-    moved, turned = total - old.gradient, correction - old.correction
-    known = jnp.isfinite(moved @ moved)  # not so right after a refresh
-
-    def add(sums, new):
-        return jnp.where(known, _DECAY * sums + _tree.leaf_sums(new, sizes), sums)
-
-    return Evidence(add(old.gt, moved * turned), add(old.tt, turned * turned), total, correction)
+    decay = jnp.where(state.step > 0, _DECAY, 1)  # before the first step there is no G̃'
+    new = jnp.where(state.step > 0, 1, 0).astype(t.dtype)
+    gt = decay * old.gt + new * t * (total - old.estimate)
+    return Evidence(gt, decay * old.tt + new * t**2, quieter)
 
 
 def _draws(sampling: Sampling, objective: Objective) -> int:
