@@ -109,7 +109,7 @@ def static_draws(seed, frozen_after=1000, learning=1000, batch_size=10, seconds=
         key, given.objective, given.init, given.data, ADAM,
         num_steps=frozen_after, batch_size=batch_size,
     ).params  # fmt: skip
-    model = coefficients.least_squares(draws=contexts.adaptive(select=given.select))
+    model = coefficients.least_squares(contexts.standardised(given.select))
     compared = {
         "plain": BASELINES["plain"],
         "ours": quell.controlled(model, criterion=criteria.partial_gradients),

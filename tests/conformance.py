@@ -67,7 +67,6 @@ def evidence_of(w, gradients, shared=False, batch=None):
         total=gradients.mean(0),
         per_example=gradients,
         leaves=(gradients.shape[1],),
-        points=False,
         shared=shared,
         finite=jnp.array(True),
     )

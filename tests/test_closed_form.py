@@ -1,150 +1,72 @@
-"""The closed form: least squares against numpy, both noises unbiased, safe starts, choices."""
+"""The closed form: its regression against numpy, both noises unbiased, never noisier, choices."""
 
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from _exact import EXACT, SAME32, max_error, nodes, over_batches_and_draws, total_variance
-from conformance import controlled_gradient, problem, take, train
+from _exact import EXACT, SAME32, max_error, mini_batches, nodes, total_variance
+from conformance import problem
+from estimator_table import Replayed, quick_jit
 
 import quell
-from quell import bases, coefficients, criteria, estimators
+from quell import bases, estimators
 from quell import noise as noises
-from quell.coefficients._least_squares import _solve_halves
-from quell.contexts import (
-    adaptive,
-    as_matrix,
-    computed,
-    distinct,
-    random_features,
-    raw,
-    standardised,
-)
-from quell.estimators._closed_form import affordable_basis, noisy_leaves
+from quell.contexts import as_matrix, columns, computed, raw, standardised
+from quell.estimators._closed_form import affordable_basis, multiplier
+from quell.estimators._regression import regressed
+from quell.estimators._snapshot import smallest, telling_leaves
 from quell.estimators._types import batch_of
-from quell.types import Context
+from quell.training.loop import compiled_loop, next_visit, run_keys
 
-
-def positive_definite(size):
-    x = np.random.default_rng(size).normal(size=(2 * size + 3, size))
-    return x.T @ x + 0.1 * np.eye(size)
-
-
-@pytest.mark.parametrize("size", [1, 5, 32, 33, 100])
-def test_the_solution_by_halves_is_numpys(x64, size):
-    A = positive_definite(size)
-    R = np.random.default_rng(1).standard_normal((size, 3))
-    found = _solve_halves(jnp.asarray(A), jnp.asarray(R))
-    np.testing.assert_allclose(found, np.linalg.solve(A, R), rtol=1e-7, atol=1e-12)
-
-
-def control_of(key, objective, params, data, *, basis=None, points=True, **kwargs):
-    model = coefficients.least_squares(standardised(), **{"every": 4, **kwargs})
-    return quell.control_variate(
-        key,
-        objective,
-        params,
-        data,
-        model,
-        basis=bases.linear() if basis is None else basis,
-        criterion=criteria.partial_gradients,
-        points=points,
-    )
-
-
-def test_candidates_solve_the_ridge_regression(x64, key):
-    """After one block: (A + r mean(diag A) I) Θ = R, with x = [w ⊗ h, h] written out."""
-    objective, params, data = problem(key, num_data=8)
-    control = control_of(key, objective, params, data, memories=(3.0,), ridges=(1e-2,))
-    state, xs, gs = control.init(params), [], []
-    y = np.asarray(as_matrix(data))
-    mean, scale = y.mean(0), y.std(0)
-    learn = jax.jit(lambda *args: controlled_gradient(objective, control, params, *args)[2])
-    for step in range(4):
-        batch = take(data, np.arange(step, step + 3))
-        noise = objective.sample_noise(jax.random.fold_in(key, step), 3)
-        state = learn(state, noise, batch)
-        h = np.concatenate([np.ones((3, 1)), (np.asarray(as_matrix(batch)) - mean) / scale], 1)
-        x = np.einsum("bd,bh->bdh", np.asarray(noise)[0], h).reshape(3, -1)
-        xs.append(np.concatenate([x, h], axis=1))
-        rows = objective.per_example_gradients(params, noise, batch)
-        gs.append(np.concatenate([rows["mean"], rows["scale"]], axis=1))
-    x, g = np.concatenate(xs), np.concatenate(gs)
-    A = x.T @ x
-    theta = np.linalg.solve(A + 1e-2 * np.trace(A) / len(A) * np.eye(len(A)), x.T @ g)
-    np.testing.assert_allclose(state.coefficients.candidates[0], theta, atol=1e-8)
-
-
-def elsewhere(key, state):
-    """The state with another Θ in use: what is learned never decides whether it is unbiased."""
-    theta = jax.random.normal(key, state.coefficients.theta.shape)
-    return state._replace(coefficients=state.coefficients._replace(theta=theta))
-
-
-@pytest.mark.parametrize("sampling", ["one draw", "a pair"])
-def test_both_noises_are_unbiased_over_all_batches_and_draws(x64, key, sampling):
-    """Every mini-batch and every draw of a small problem, at a learned state."""
-    objective, params, data = problem(key, dim=1, num_data=4)
-    basis = bases.linear() if sampling == "one draw" else bases.hermite(2, odd=False)
-    control = control_of(key, objective, params, data, basis=basis, every=1)
-    state = elsewhere(key, train(key, objective, control, params, data, 12))
-    eps, weights = nodes(objective.noise, 5, count=2)
-    eps = eps[:, None]  # [Q, S, B, D]
-    if sampling == "a pair":
-        eps = jnp.concatenate([eps, -eps], axis=1)
-
-    def gradients(noise, index):
-        batch = take(data, index)
-        return controlled_gradient(objective, control, params, state, noise, batch)[:2]
-
-    (plain, controlled), first = over_batches_and_draws(gradients, eps, weights, 4, 2)
-    assert max_error(controlled, plain) < EXACT
-    assert max_error(*first) > 1e-3, "single batches are moved"
-
-
-@pytest.mark.slow
-def test_the_correction_of_the_points_sums_to_zero_over_an_epoch(x64, key):
-    objective, params, data = problem(key, num_data=6)
-    control = control_of(key, objective, params, data, basis=bases.no_basis(), every=1)
-    state = elsewhere(key, train(key, objective, control, params, data, 12))
-    moved = []
-    for rows in ([0, 3], [5, 1], [2, 4]):
-        batch = take(data, np.array(rows))
-        noise = objective.sample_noise(key, 2)
-        plain, controlled, _ = controlled_gradient(objective, control, params, state, noise, batch)
-        moved.append(jax.tree.map(jnp.subtract, plain, controlled))
-    assert (
-        max_error(jax.tree.map(lambda *m: sum(m), *moved), jax.tree.map(jnp.zeros_like, params))
-        < EXACT
-    )
-    assert max(max_error(m, jax.tree.map(jnp.zeros_like, params)) for m in moved) > 1e-3
-
-
-def gradients_of(key, objective, params, data, estimator, learning, measuring=400, B=5):
-    """The gradients of the first steps, and of a state frozen after them."""
-    started = estimator.start(key, objective, params, data)
-
-    def step(state, key):
-        row_key, noise_key = jax.random.split(key)
-        rows = jax.random.randint(row_key, (B,), 0, objective.num_data)
-        found = started.estimate(noise_key, objective, params, batch_of(data, rows), state)
-        return found.state, found.gradient
-
-    @jax.jit
-    def run(key):
-        init_key, learn_key, measure_key = jax.random.split(key, 3)
-        state = started.init(init_key, params)
-        state, early = jax.lax.scan(step, state, jax.random.split(learn_key, learning))
-        frozen = jax.vmap(lambda key: step(state, key)[1])(jax.random.split(measure_key, measuring))
-        return early, frozen
-
-    return run(key)
+PAIRS = estimators.antithetic().sampling
 
 
 def every_leaf(path):
     return True
+
+
+def test_the_regression_is_numpys_with_an_intercept(x64):
+    """Where the gates are one, Θ is the least-squares solution."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 5)) * [1, 10, 0.1, 3, 1] + [0, 100, 0, 0, -7]
+    g = x @ rng.normal(size=(5, 3)) + 4.0
+    theta, square = regressed(jnp.asarray(x), jnp.asarray(g))
+    expected = np.linalg.lstsq(np.c_[x, np.ones(400)], g, rcond=None)[0][:-1]
+    np.testing.assert_allclose(theta, expected, rtol=2e-3, atol=5e-3)  # a ridge of 1e-4
+    np.testing.assert_allclose(square, g.var(0), rtol=2e-3)
+
+
+def test_the_gates_are_those_of_regressions_that_left_each_row_out(x64):
+    rng = np.random.default_rng(1)
+    x, e = rng.normal(size=(60, 8)), rng.normal(size=(60, 2))
+    g = e + [1.0, 0.0] * x[:, :1]  # the first parameter can be predicted, the second cannot
+    theta, _ = regressed(jnp.asarray(x), jnp.asarray(g))
+    z = (x - x.mean(0)) / x.std(0)
+    A = z.T @ z + 1e-4 * 60 * np.eye(8)
+    plain = np.linalg.solve(A, z.T @ (g - g.mean(0))) / x.std(0)[:, None]
+    predicted = []
+    for i in range(60):
+        rows = np.arange(60) != i
+        zi, gi = z[rows] - z[rows].mean(0), g[rows] - g[rows].mean(0)
+        solved = np.linalg.solve(zi.T @ zi + 1e-4 * 60 * np.eye(8), zi.T @ gi)
+        predicted.append((z[i] - z[rows].mean(0)) @ solved + g[rows].mean(0) - g.mean(0))
+    t, d = np.array(predicted), g - g.mean(0)
+    slope = (t * d).sum(0) / (t**2).sum(0)
+    error = np.sqrt(((d**2).sum(0) - slope * (t * d).sum(0)) / (t**2).sum(0) / 60)
+    gate = np.clip(slope - error, 0, 1)
+    np.testing.assert_allclose(theta, plain * gate, rtol=1e-6, atol=1e-9)
+    assert gate[0] > 0.7 > 0.3 > gate[1]
+
+
+def test_features_that_are_constant_or_not_finite_explain_nothing(key):
+    x = jax.random.normal(key, (50, 3)).at[:, 1].set(1e6).at[3, 2].set(jnp.nan)
+    theta, square = regressed(x, 2 * x[:, :1])
+    assert float(theta[0, 0]) == pytest.approx(2, rel=1e-2)
+    assert theta[1:].tolist() == [[0.0], [0.0]]
+    assert np.isfinite(square).all()
 
 
 @pytest.fixture(scope="module")
@@ -162,103 +84,190 @@ def regression():
     return quell.Objective(loss, quell.normal(2), 200), params, data
 
 
-@pytest.mark.slow
-def test_it_learns_to_remove_nearly_everything(key, regression):
-    objective, params, data = regression
-    closed_form = estimators.closed_form(leaves=every_leaf)
-    _, ours = gradients_of(key, objective, params, data, closed_form, 600)
-    _, pairs = gradients_of(key, objective, params, data, estimators.antithetic(), 1)
-    _, plain = gradients_of(key, objective, params, data, estimators.monte_carlo(), 1)
-    assert total_variance(ours) < 0.1 * total_variance(pairs) < 0.1 * total_variance(plain)
+def measured(objective, data, started, number=400, B=5):
+    """`gradients(key, params, state)` at fixed parameters and a fixed state, `[number, ...]`."""
+
+    @jax.jit
+    def gradients(key, params, state):
+        def one(key):
+            row_key, noise_key = jax.random.split(key)
+            batch = batch_of(data, jax.random.randint(row_key, (B,), 0, objective.num_data))
+            return started.estimate(noise_key, objective, params, batch, state).gradient
+
+        return jax.vmap(one)(jax.random.split(key, number))
+
+    return gradients
 
 
-def test_without_evidence_it_does_nothing(quick, key, regression):
-    """Until two blocks are full, the gradient is that of the sampling."""
-    objective, params, data = regression
-    closed_form = estimators.closed_form(leaves=every_leaf)
-    early, _ = gradients_of(key, objective, params, data, closed_form, 31, measuring=1)
-    plain, _ = gradients_of(key, objective, params, data, estimators.antithetic(), 31, measuring=1)
-    assert max_error(early, plain) < SAME32
+def frozen(key, objective, params, data, estimator, state=None, **settings):
+    """Gradients of an estimator at fixed parameters, in its first state or in a given one."""
+    started = estimator.start(key, objective, params, data)
+    state = started.init(key, params) if state is None else state
+    return measured(objective, data, started, **settings)(key, params, state)
 
 
-@pytest.mark.slow
-def test_useless_features_are_gated(key, regression):
-    """Contexts that say nothing: never more than 5 % worse than the same sampling."""
-    objective, params, data = regression
-    random = adaptive(select=lambda example: jnp.sin(1e4 * example["x"]))
-    closed_form = estimators.closed_form(
-        basis=bases.no_basis(), coefficients=coefficients.least_squares(random)
-    )
-    _, ours = gradients_of(key, objective, params, data, closed_form, 300, measuring=2000)
-    _, pairs = gradients_of(
-        key, objective, params, data, estimators.antithetic(), 300, measuring=2000
-    )
-    assert total_variance(ours) < 1.05 * total_variance(pairs)
-
-
-@pytest.mark.slow
-def test_it_recovers_when_the_objective_jumps(key, regression):
-    objective, params, data = regression
-    started = estimators.closed_form(leaves=every_leaf).start(key, objective, params, data)
-    far = params | {"mean": params["mean"] + 5.0}
-
-    def step(state, inputs):
-        key, where = inputs
-        row_key, noise_key = jax.random.split(key)
-        batch = batch_of(data, jax.random.randint(row_key, (5,), 0, 200))
-        here = jax.tree.map(lambda a, b: jnp.where(where, a, b), far, params)
-        found = started.estimate(noise_key, objective, here, batch, state)
-        return found.state, found.gradient
-
-    jumped = jnp.arange(1200) >= 600
+def refreshed(key, objective, params, data, estimator, B=5):
+    started = estimator.start(key, objective, params, data)
     state = started.init(key, params)
-    _, seen = jax.jit(lambda s, k: jax.lax.scan(step, s, (k, jumped)))(
-        state, jax.random.split(key, 1200)
+    return jax.jit(lambda s: started.refresh.run(key, objective, params, data, B, s))(state)
+
+
+def test_one_refresh_removes_nearly_everything(key, regression):
+    ours = quell.closed_form()
+    state = refreshed(key, *regression, ours)
+    left = total_variance(frozen(key, *regression, ours, state))
+    pairs = total_variance(frozen(key, *regression, quell.antithetic()))
+    assert left < 0.02 * pairs
+
+
+def test_before_the_first_refresh_it_is_its_sampling(key, regression):
+    ours = quell.closed_form()
+    started = ours.start(key, *regression)
+    state = started.init(key, regression[1])
+    plain = frozen(key, *regression, quell.antithetic(), number=8)
+    assert max_error(frozen(key, *regression, ours, state, number=8), plain) < SAME32
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["a table", "features anew"])
+@pytest.mark.parametrize("sampling", ["one draw", "a pair"])
+def test_both_noises_are_unbiased_over_all_batches_and_draws(x64, key, sampling, kept, monkeypatch):
+    """At parameters away from the snapshot, with coefficients and multipliers at random."""
+    if not kept:
+        monkeypatch.setattr("quell.estimators._snapshot._TABLE", 0)
+    objective, params, data = problem(key, dim=1, num_data=4)
+    basis = bases.linear() if sampling == "one draw" else bases.hermite(2, odd=False)
+    replayed = Replayed()
+    ours = quell.closed_form(sampling=replayed.estimator, basis=basis, leaves=every_leaf)
+    state = refreshed(key, objective, params, data, ours, 2)
+    theta = jax.random.normal(key, state.snapshot.theta.shape)
+    evidence = state.evidence._replace(gt=0.3 * jnp.ones(2), tt=jnp.ones(2))
+    state = state._replace(snapshot=state.snapshot._replace(theta=theta), evidence=evidence)
+    assert (state.snapshot.table.size > 0) == kept
+    here = jax.tree.map(lambda p: p + 0.5, params)
+    started = ours.start(key, objective, params, data)
+    eps, weights = nodes(objective.noise, 5, count=2)
+    draws = eps[:, None] if sampling == "one draw" else jnp.stack([eps, -eps], 1)
+
+    def gradients(noise, rows):
+        replayed.noise = noise
+        batch = batch_of(data, rows)
+        quieter = started.estimate(key, objective, here, batch, state).gradient
+        return quieter, objective.gradient(here, noise, batch.examples)
+
+    @quick_jit
+    def everything():
+        found = jax.vmap(lambda e: jax.vmap(lambda rows: gradients(e, rows))(BATCHES))(draws)
+        return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, 1), found)
+
+    quieter, plain = everything()
+    for a, b in zip(jax.tree.leaves(quieter), jax.tree.leaves(plain)):
+        np.testing.assert_allclose(a.mean(0), b.mean(0), atol=EXACT)
+        assert np.abs(a - b).max() > 1e-2, "single batches are moved"
+
+
+BATCHES = mini_batches(4, 2)
+
+
+def test_useless_features_are_gated(key, regression):
+    """A context that says nothing, and no leaf to tell the examples apart."""
+    objective, params, data = regression
+    silent = objective._replace(  # noise of the points that the gradient at ε = 0 does not show
+        loss=lambda p, e, y: jnp.sin(1e4 * y["x"][0]) * p["mean"] @ e + 0 * p["scale"].sum()
     )
-    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(seen))
-    _, pairs = gradients_of(key, objective, far, data, estimators.antithetic(), 1)
-    assert total_variance(jax.tree.map(lambda g: g[1000:], seen)) < 0.3 * total_variance(pairs)
+    ours = quell.closed_form(sampling=quell.monte_carlo(), basis=bases.no_basis())
+    state = refreshed(key, silent, params, data, ours)
+    left = frozen(key, silent, params, data, ours, state, number=2000)
+    plain = frozen(key, silent, params, data, quell.monte_carlo(), number=2000)
+    assert total_variance(left) < 1.02 * total_variance(plain)
 
 
-def test_a_system_that_cannot_be_solved_leaves_the_gradient_alone(key):
-    """Contexts that repeat each other and no ridge to speak of: uncorrected, but never skipped."""
-    objective, params, data = problem(key, num_data=6)
-    doubled = Context(
-        fit=lambda key, data: (),
-        apply=lambda fitted, params, batch: jnp.ones((len(batch["y"]), 4)),
+def remaining(key, regression, where, marks, B=5):
+    """The noise left of pairs' at the marked steps, along given means `[T, 2]`, with refreshes."""
+    objective, params, data = regression
+
+    def follow(updates, state, params=None):
+        new = where[jnp.minimum(state + 1, len(where) - 1)]
+        return {"mean": new - params["mean"], "scale": jnp.zeros(2)}, state + 1
+
+    optimizer = optax.GradientTransformation(lambda params: jnp.zeros((), int), follow)
+    started = quell.closed_form().start(key, objective, params, data)
+    pairs = quell.antithetic().start(key, objective, params, data)
+    settings = {"batch_size": B, "length": 256}
+    loop = compiled_loop(started, objective, optimizer, quell.with_replacement, **settings)
+    keys = run_keys(key)
+    carried = loop.start(keys, params | {"mean": where[0]})
+    ours, theirs = (measured(objective, data, each) for each in (started, pairs))
+    step, found = 0, []
+    for mark in marks:
+        while step < mark:
+            carried = loop.refresh(keys, carried, data, step)
+            steps = min(mark, loop.next_visit(step)) - step
+            carried, _ = loop.advance(keys, carried, data, step, steps)
+            step += steps
+        left = total_variance(ours(key, carried.params, carried.estimator_state))
+        found.append(left / total_variance(theirs(key, carried.params, ())))
+    return found
+
+
+def test_it_is_not_noisier_than_its_pairs_while_the_parameters_race_away(key, regression):
+    """A twelfth of a posterior standard deviation in each step, past the optimum and on."""
+    where = 0.03 * jnp.arange(60)[:, None] * jnp.array([1.0, -1.0])
+    assert max(remaining(key, regression, where, (1, 5, 9, 20, 31, 40, 59))) < 1.05
+
+
+def test_it_recovers_when_the_parameters_jump(key, regression):
+    where = jnp.where(jnp.arange(400) < 120, 0.0, 5.0)[:, None] * jnp.ones(2)
+    before, jumped, after = remaining(key, regression, where, (119, 150, 399))
+    assert before < 0.02
+    assert jumped < 1.05
+    assert after < 0.05
+
+
+def test_a_batch_that_is_not_finite_teaches_nothing(key, regression):
+    objective, params, data = regression
+    ours = quell.closed_form()
+    state = refreshed(key, objective, params, data, ours)
+    started = ours.start(key, objective, params, data)
+    broken = batch_of({**data, "y": data["y"].at[0].set(jnp.nan)}, jnp.arange(5))
+    found = jax.jit(lambda s: started.estimate(key, objective, params, broken, s))(state)
+    jax.tree.map(np.testing.assert_array_equal, found.state.evidence, state.evidence)
+    assert found.correction_norm == 0
+
+
+def test_the_multiplier_follows_the_evidence_and_never_amplifies(key, regression):
+    evidence = refreshed(key, *regression, quell.closed_form()).evidence
+    size = len(evidence.gt)
+    made = evidence._replace(
+        gt=jnp.array([2.0, -1.0, 0.5, 0.0][:size]), tt=jnp.array([1.0, 1.0, 1.0, 0.0][:size])
     )
-    control = quell.control_variate(
-        key,
-        objective,
-        params,
-        data,
-        coefficients.least_squares(doubled, every=2, ridges=(1e-30,)),
-        basis=bases.no_basis(),
-        criterion=criteria.partial_gradients,
-        points=True,
-    )
-    state = train(key, objective, control, params, data, 9)
-    assert int(state.skipped) == 0
-    assert bool(jnp.isfinite(state.coefficients.theta).all())
+    assert multiplier(made).tolist() == [1.0, 0.0, 0.5, 0.0]
 
 
-def test_points_need_coefficients_that_can_control_them(key):
-    objective, params, data = problem(key)
-    model = coefficients.running_average()
-    with pytest.raises(ValueError, match=r"points.*least_squares"):
-        quell.control_variate(key, objective, params, data, model, points=True)
+def test_categories_are_told_apart_by_their_dtype():
+    """Levels that are no magnitudes: an indicator each predicts what one number cannot."""
+    codes = np.arange(60) % 5
+    numbers = columns({"c": jnp.asarray(codes, jnp.float32)})
+    indicators = columns({"c": jnp.asarray(codes), "b": jnp.asarray(codes > 2)})
+    assert (numbers.width, indicators.width) == (1, 4 + 1)
+    h = np.asarray(indicators.apply({"c": jnp.asarray(codes), "b": jnp.asarray(codes > 2)}))
+    np.testing.assert_allclose(h.mean(0), 0, atol=1e-6)
+    assert np.linalg.matrix_rank(np.c_[np.ones(60), h]) == 5
 
 
-def test_points_need_a_context_that_does_not_follow_the_parameters(key):
-    objective, params, data = problem(key)
-    model = coefficients.least_squares(computed(lambda params, example: params["mean"]))
-    with pytest.raises(ValueError, match=r"parameters"):
-        quell.control_variate(key, objective, params, data, model, points=True)
+def test_many_levels_are_bounded_and_images_are_magnitudes():
+    many = columns({"c": jnp.arange(1000)})
+    assert many.width == 64
+    image = columns({"x": jnp.asarray(np.random.default_rng(0).integers(0, 256, (50, 64)))})
+    assert image.width == 64
 
 
-@pytest.mark.parametrize(
-    "make", [raw, standardised, lambda: random_features(6), distinct, adaptive]
-)
+def test_the_leaves_that_tell_examples_apart_are_differentiated(key, regression):
+    objective, params, data = regression
+    assert telling_leaves(objective, params, data, jnp.zeros(2)) == {"mean": True, "scale": False}
+    assert smallest({"a": jnp.zeros(5), "b": jnp.zeros(3)}, 4) == {"a": False, "b": True}
+
+
+@pytest.mark.parametrize("make", [raw, standardised, lambda: computed(lambda params, y: y)])
 def test_every_context_map_starts_with_one(key, make):
     y = jnp.asarray(np.random.default_rng(0).integers(0, 3, size=(40, 2)), jnp.float32)
     context = make()
@@ -268,55 +277,19 @@ def test_every_context_map_starts_with_one(key, make):
     np.testing.assert_array_equal(h[:, 0], 1.0)
 
 
-def test_distinct_contexts_are_told_apart(key):
-    y = jnp.asarray(list(itertools.product([0.0, 1.0], repeat=3)) * 2)
-    h = adaptive().apply(adaptive().fit(key, y), {}, y)
-    assert h.shape == (16, 8)
-    assert np.linalg.matrix_rank(np.asarray(h)) == 8
-
-
 def test_shapes_alone_are_refused_where_a_map_is_fitted(key):
     shapes = jax.ShapeDtypeStruct((10, 2), jnp.float32)
     with pytest.raises(ValueError, match=r"data: .*shapes alone"):
-        random_features().fit(key, shapes)
-
-
-def test_the_leaves_that_carry_the_noise_are_chosen(key, regression):
-    objective, params, data = regression
-    loud = objective._replace(
-        loss=lambda p, e, y: (
-            objective.loss({k: p[k] for k in ("mean", "scale")}, e, y)
-            + 1e-4 * p["quiet"].sum() * e.sum()
-        )
-    )
-    params = params | {"quiet": jnp.zeros(50)}
-    chosen = noisy_leaves(key, loud, params, data, estimators.monte_carlo().sampling)
-    assert chosen == {"mean": True, "scale": chosen["scale"], "quiet": False}
-
-
-def test_leaves_that_are_quiet_only_at_first_are_chosen(key):
-    """As in deep models: while `outer` is zero, `inner` has no gradient at all."""
-    x_key, y_key = jax.random.split(key)
-    x = jax.random.normal(x_key, (200, 2))
-    data = {"x": x, "y": x[:, 0] + jax.random.normal(y_key, (200,))}
-
-    def loss(params, noise, example):
-        outer = params["outer"] + 0.1 * noise[0]
-        return (outer * (params["inner"] @ example["x"]) - example["y"]) ** 2
-
-    objective = quell.Objective(loss, quell.normal(1), 200)
-    params = {"inner": jnp.ones(2), "outer": jnp.zeros(())}
-    pairs = estimators.antithetic().sampling
-    assert noisy_leaves(key, objective, params, data, pairs)["inner"]
+        standardised().fit(key, shapes)
 
 
 def test_the_basis_is_affordable_and_not_cancelled_by_the_sampling():
-    pair, one = estimators.antithetic().sampling, estimators.monte_carlo().sampling
+    one = estimators.monte_carlo().sampling
     exponential = noises.from_moments(3, jax.random.exponential, [1.0, 2.0])
     cases = {
-        "pairs": (quell.normal(4), pair, 5),
-        "many": (quell.normal(50), pair, 5),
-        "wide context": (quell.normal(4), pair, 64),
+        "pairs": (quell.normal(4), PAIRS, 5),
+        "many": (quell.normal(50), PAIRS, 5),
+        "wide context": (quell.normal(4), PAIRS, 64),
         "single": (quell.normal(4), one, 5),
         "no mirror": (exponential, one, 5),
     }
@@ -325,3 +298,21 @@ def test_the_basis_is_affordable_and_not_cancelled_by_the_sampling():
         for name, (noise, *of) in cases.items()
     }
     assert size == {"pairs": 10, "many": 0, "wide context": 0, "single": 4, "no mirror": 3}
+
+
+def test_refreshes_grow_rarer_and_are_paid_for(key, regression):
+    """The steps before which a run of 3,000 steps is refreshed."""
+    objective, params, data = regression
+    started = quell.closed_form().start(key, objective, params, data)
+    due = jax.jit(started.refresh.due, static_argnums=1)
+    state, found = started.init(key, params), []
+    step = 0
+    while step < 3000:
+        at = state._replace(step=jnp.asarray(step))
+        if bool(due(at, 100)):
+            found.append(step)
+            state = state._replace(refreshed=jnp.asarray(step), refreshes=state.refreshes + 1)
+        step = next_visit(step)
+    assert found[:4] == [0, 10, 32, 178] or found[:4] == [0, 10, 32, 100], found
+    assert all(b >= 3 * a for a, b in itertools.pairwise(found[1:]))
+    assert as_matrix(data).shape == (200, 3)

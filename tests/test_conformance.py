@@ -88,7 +88,7 @@ def test_dtypes_are_those_of_the_parameters(key, basis, model):
 def test_vmap_over_seeds_changes_nothing(x64, key, basis, model):
     objective, params, data = problem(key)
     batch, noise = take(data, slice(0, BATCH)), objective.sample_noise(key, BATCH)
-    parts = (model(), basis(), criteria.partial_gradients, None, apply_then_learn, False)
+    parts = (model(), basis(), criteria.partial_gradients, None, apply_then_learn)
     control = started_control(key, objective, params, data, *parts)
     step, _ = trace_counting_step(objective, control)
     init = jax.jit(control.init)

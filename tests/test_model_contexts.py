@@ -1,4 +1,4 @@
-"""Contexts that are functions of the parameters: the model at ε = 0, and features with no mean."""
+"""Contexts that are functions of the parameters: the model at ε = 0."""
 
 import jax
 import jax.numpy as jnp
@@ -23,19 +23,14 @@ def told():
     return contexts.computed(at_zero, contexts.standardised())
 
 
-def control_of(key, objective, params, data, model, **kwargs):
+def control_of(key, objective, params, data, model):
     criterion = criteria.partial_gradients
-    return quell.control_variate(key, objective, params, data, model, criterion=criterion, **kwargs)
+    return quell.control_variate(key, objective, params, data, model, criterion=criterion)
 
 
 MODELS = {
-    "draws": (lambda: coefficients.least_squares(draws=told(), every=1), False),
-    "intercept": (lambda: coefficients.least_squares(told(), every=1), False),
-    "both noises": (
-        lambda: coefficients.least_squares(contexts.standardised(), draws=told(), every=1),
-        True,
-    ),
-    "network": (lambda: coefficients.recognition_network((4,), context=told()), False),
+    "least squares": lambda: coefficients.least_squares(told(), every=1),
+    "network": lambda: coefficients.recognition_network((4,), context=told()),
 }
 
 
@@ -47,19 +42,13 @@ def controlled(model):
 def test_it_is_unbiased_over_all_batches_and_draws(x64, key, name):
     """At parameters and coefficients it has never seen."""
     objective, params, data = problem(key, dim=1, num_data=4)
-    model, points = MODELS[name]
-    control = control_of(key, objective, params, data, model(), points=points)
+    control = control_of(key, objective, params, data, MODELS[name]())
     state = control.init(params)
     rng = np.random.default_rng(0)
     state = jax.tree.map(
         lambda leaf: leaf + 0.3 * rng.uniform(0.5, 1, leaf.shape) if leaf.dtype == float else leaf,
         state,
     )
-    if points:
-        mean = control.init(params).coefficients.mean
-        state = state._replace(coefficients=state.coefficients._replace(mean=mean))
-        fitted = control.init(params).coefficients.contexts
-        state = state._replace(coefficients=state.coefficients._replace(contexts=fitted))
     eps, weights = nodes(objective.noise, 5, count=2)
 
     def gradients(draw, index):
@@ -73,8 +62,7 @@ def test_it_is_unbiased_over_all_batches_and_draws(x64, key, name):
 
     (plain, quieter), first = over_batches_and_draws(gradients, eps, weights, 4, 2)
     assert max_error(quieter, plain) < EXACT
-    if not points:
-        assert max_error(*first) < EXACT, "every batch by itself too"
+    assert max_error(*first) < EXACT, "every batch by itself too"
 
 
 @pytest.mark.slow
@@ -88,10 +76,8 @@ def test_a_gradient_that_it_describes_is_quiet_wherever_the_parameters_go(x64, k
     objective, params = quell.Objective(loss, quell.normal(1), 12), {"a": jnp.array(0.5)}
     left = {}
     slope = contexts.computed(lambda params, y: jnp.exp(params["a"] * y))
-    for name, draws in {"raw": contexts.standardised(), "model": slope}.items():
-        model = coefficients.least_squares(
-            contexts.constant(), draws=draws, every=4, ridges=(1e-9,)
-        )
+    for name, context in {"raw": contexts.standardised(), "model": slope}.items():
+        model = coefficients.least_squares(context, every=4, ridge=1e-9)
         estimator = controlled(model).start(key, objective, params, data)
 
         def step(state, inputs, estimator=estimator):
@@ -151,8 +137,8 @@ def test_the_draws_of_a_training_are_quieter_than_with_the_raw_context(quick, ke
 
     standardised = contexts.standardised()
     raw, told = (
-        variance(controlled(coefficients.least_squares(standardised, draws=draws)))
-        for draws in (standardised, contexts.computed(residual, standardised))
+        variance(controlled(coefficients.least_squares(context)))
+        for context in (standardised, contexts.computed(residual, standardised))
     )
     assert told < 0.5 * raw < 0.5 * variance(quell.monte_carlo())
 
@@ -171,13 +157,5 @@ def test_computed_features_are_multiplied_into_the_context(x64, key):
     z = np.concatenate([np.ones((N, 1)), (z - z.mean(0)) / z.std(0)], axis=1)
     expected = np.einsum("bq,bh->bqh", q, z).reshape(N, -1)
     np.testing.assert_allclose(h, expected, atol=SAME64)
-    assert context.moving
     alone = contexts.computed(at_zero)
     np.testing.assert_allclose(alone.apply((), params, data), q, atol=SAME64)
-
-
-def test_a_map_that_looks_at_the_model_cannot_control_the_points(key):
-    objective, params, data = problem(key)
-    model = coefficients.least_squares(told())
-    with pytest.raises(ValueError, match=r"points: .*no known mean"):
-        control_of(key, objective, params, data, model, points=True)

@@ -68,10 +68,6 @@ def refusals():
             lambda: make(data={"x": data, "y": jnp.ones(7)}),
             ["data", "['x']", "length 6", "length 7"],
         ),
-        "points of coefficients without a mean": (
-            lambda: make(points=True),
-            ["points", "no known mean", "least_squares"],
-        ),
         "an unknown leaf in a mask": (
             lambda: make(leaves={"middle": True}),
             ["leaves", "mean", "middle"],

@@ -15,9 +15,8 @@ from jaxtyping import Array, Float, Key, PyTree
 from quell._errors import invalid
 from quell._tree import batch_size
 
-__all__ = ["adaptive", "computed", "raw", "standardised"]
+__all__ = ["computed", "raw", "standardised"]
 
-_MOST = 128  # features of one kind
 _LEVELS, _INDICATORS = 64, 256  # the most indicators of one column, and of all
 
 Select = Callable[[PyTree[Array]], PyTree[Array]]
@@ -29,13 +28,10 @@ class Context(NamedTuple):
     Attributes:
       fit: `fit(key, data)` fits the map to the data, leaves `[N, ...]`, on the host.
       apply: `apply(fitted, params, batch)` gives h `[B, H]`, whose first column is 1.
-      moving: whether h looks at the parameters too, so that its mean over the data is not known
-        beforehand.
     """
 
     fit: Callable[[Key[Array, ""], PyTree[Array]], PyTree[Array]]
     apply: Callable[[PyTree[Array], PyTree[Array], PyTree[Array]], Float[Array, "B H"]]
-    moving: bool = False
 
 
 def as_matrix(batch: PyTree[Array], select: Select | None = None) -> Float[Array, "B C"]:
@@ -51,10 +47,10 @@ def as_matrix(batch: PyTree[Array], select: Select | None = None) -> Float[Array
 
 
 class Columns(NamedTuple):
-    """The columns of a raw context: magnitudes as they are, categories as indicators.
+    """The columns of a raw context: standardised magnitudes, and indicators of categories.
 
     Attributes:
-      apply: `apply(batch)` gives the columns `[B, C]`.
+      apply: `apply(batch)` gives the columns `[B, C]`, of mean zero and unit scale.
       width: C.
     """
 
@@ -62,39 +58,43 @@ class Columns(NamedTuple):
     width: int
 
 
-def categories(data: PyTree[Array], select: Select | None = None) -> Columns:
-    """The raw context with an indicator for each level of integer and boolean columns.
+def columns(data: PyTree[Array], select: Select | None = None) -> Columns:
+    """The standardised raw context, with an indicator for each level of a category.
 
     The dtype decides: an integer is a category, a float a magnitude. Each column has indicators of
     its most frequent levels but one, at most 64; if the indicators of all columns are more than
     256, integers count as magnitudes, as the pixels of an image do.
     """
     kept = data if select is None else jax.vmap(select)(data)
-    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(kept)]
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(kept)]
     levels = [
-        [_levels(column) for column in np.asarray(leaf).reshape(leaf.shape[0], -1).T]
-        if jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == bool
+        [_levels(column) for column in leaf.reshape(leaf.shape[0], -1).T]
+        if np.issubdtype(leaf.dtype, np.integer) or leaf.dtype == bool
         else None
         for leaf in leaves
     ]
-    if sum(len(found) for columns in levels if columns for found in columns) > _INDICATORS:
+    if sum(len(found) for leaf in levels if leaf for found in leaf) > _INDICATORS:
         levels = [None] * len(leaves)
+
+    def expand(leaf, known, xp):
+        rows = leaf.reshape(leaf.shape[0], -1)
+        if known is None:
+            return rows.astype(float)
+        found = [rows[:, i, None] == level for i, level in enumerate(known)]
+        return xp.concatenate(found, axis=1).astype(float)
+
+    expanded = np.concatenate([expand(*pair, np) for pair in zip(leaves, levels)], axis=1)
+    scaling = _standardise(expanded)
 
     def apply(batch):
         kept = batch if select is None else jax.vmap(select)(batch)
-        B, parts = batch_size(kept), []
-        for leaf, known in zip(jax.tree.leaves(kept), levels):
-            rows = jnp.asarray(leaf).reshape(B, -1)
-            if known is None:
-                parts.append(rows.astype(float))
-            else:
-                parts += [
-                    (rows[:, i, None] == jnp.asarray(found)).astype(float)
-                    for i, found in enumerate(known)
-                ]
-        return jnp.concatenate(parts, axis=1)
+        parts = [
+            expand(jnp.asarray(leaf), known, jnp)
+            for leaf, known in zip(jax.tree.leaves(kept), levels)
+        ]
+        return (jnp.concatenate(parts, axis=1) - scaling.mean) * scaling.inverse_scale
 
-    return Columns(apply, jax.eval_shape(apply, data).shape[1])
+    return Columns(apply, expanded.shape[1])
 
 
 def _levels(column: np.ndarray) -> np.ndarray:
@@ -146,115 +146,6 @@ def standardised(select: Select | None = None) -> Context:
     )
 
 
-class RandomFeatures(NamedTuple):
-    """Products and random hinges of the standardised context.
-
-    Attributes:
-      scaling: mean and scale of the raw contexts.
-      left: directions of the first factors of the products, `[C, K]`.
-      right: directions of their second factors, `[C, K]`.
-      hinges: directions of the hinges, `[C, M]`.
-      offsets: the places where the hinges bend, `[M]`.
-    """
-
-    scaling: Standardised
-    left: Float[Array, "C K"]
-    right: Float[Array, "C K"]
-    hinges: Float[Array, "C M"]
-    offsets: Float[Array, " M"]
-
-
-def random_features(number: int | None = None, select: Select | None = None) -> Context:
-    """The context h(y) = [1, z, zᵢzⱼ, max(Ωᵀz + b, 0)]: curved functions of z, the standardised y.
-
-    Products are taken of all pairs of columns if there are at most 128, otherwise of pairs with a
-    column of two values, such as a label: a difference between two classes is a product with their
-    indicator. Every hinge bends at one of the rows of the data.
-
-    Args:
-      number: number of hinge features M. By default four times the effective rank of a
-        squared-exponential kernel (median-distance lengthscale) on a sample of contexts, at most
-        128.
-      select: `select(example)`, the part of an example to look at; all leaves by default.
-    """
-
-    def fit(key, data):
-        rows = _rows(data, select)
-        scaling = _standardise(rows)
-        z = (rows - scaling.mean) * scaling.inverse_scale
-        i, j = _pairs(z)
-        M = _directions(z) if number is None else number
-        direction_key, row_key = jax.random.split(key)
-        hinges = jax.random.normal(direction_key, (z.shape[1], M))
-        hinges = hinges / jnp.linalg.norm(hinges, axis=0)  # z has unit scale already
-        bends = jnp.asarray(z)[jax.random.randint(row_key, (M,), 0, len(z))]
-        columns = jnp.eye(z.shape[1])
-        return RandomFeatures(
-            scaling=jax.tree.map(jnp.asarray, scaling),
-            left=columns[:, i],
-            right=columns[:, j],
-            hinges=hinges,
-            offsets=-(bends * hinges.T).sum(1),  # zero at its own row
-        )
-
-    def apply(fitted: RandomFeatures, params, batch):
-        z = (as_matrix(batch, select) - fitted.scaling.mean) * fitted.scaling.inverse_scale
-        K = fitted.left.shape[1]
-        # One product with all directions: a factor by itself is a column of z.
-        along = z @ jnp.concatenate([fitted.left, fitted.right, fitted.hinges], axis=1)
-        products = along[:, :K] * along[:, K : 2 * K]
-        hinged = jax.nn.relu(along[:, 2 * K :] + fitted.offsets)
-        return _with_one(jnp.concatenate([z, products, hinged], axis=1))
-
-    return Context(fit, apply)
-
-
-class Distinct(NamedTuple):
-    """The distinct contexts of the data except the first, `[K − 1, C]`."""
-
-    table: Float[Array, "K C"]
-
-
-def distinct(select: Select | None = None) -> Context:
-    """The context h(y) = [1, an indicator of each distinct row]: exact if there are few rows.
-
-    For examples that are all categories. An example that is not in the data counts as the row that
-    has no indicator.
-
-    Args:
-      select: `select(example)`, the part of an example to look at; all leaves by default.
-    """
-
-    def apply(fitted: Distinct, params, batch):
-        y = as_matrix(batch, select)
-        same = (y[:, None, :] == fitted.table[None]).all(-1)
-        return _with_one(same.astype(y.dtype))
-
-    return Context(
-        fit=lambda key, data: Distinct(jnp.asarray(np.unique(_rows(data, select), axis=0)[1:])),
-        apply=apply,
-    )
-
-
-def adaptive(most: int = 64, select: Select | None = None) -> Context:
-    """`distinct` if the data has few distinct rows, otherwise `random_features`.
-
-    Args:
-      most: the largest number of distinct rows for which `distinct` is used.
-      select: `select(example)`, the part of an example to look at; all leaves by default.
-    """
-    few, many = distinct(select), random_features(select=select)
-
-    def fit(key, data):
-        kinds = len(np.unique(_rows(data, select), axis=0))
-        return (few if kinds <= most else many).fit(key, data)
-
-    def apply(fitted, params, batch):
-        return (few if isinstance(fitted, Distinct) else many).apply(fitted, params, batch)
-
-    return Context(fit, apply)
-
-
 def computed(
     function: Callable[[PyTree[Array], PyTree[Array]], PyTree[Array]], of: Context | None = None
 ) -> Context:
@@ -276,21 +167,7 @@ def computed(
         h = of.apply(fitted, params, batch)
         return (q[:, :, None] * h[:, None, :]).reshape(q.shape[0], -1)
 
-    return Context(
-        fit=lambda key, data: () if of is None else of.fit(key, data), apply=apply, moving=True
-    )
-
-
-def mean_over(apply: Callable[[PyTree[Array]], Float[Array, "B H"]], data: PyTree[Array]):
-    """h̄, the exact mean of h over the data, a few thousand rows at a time."""
-    N = batch_size(data)
-    size = min(N, 4096)  # bounds the memory of the features
-    whole = N - N % size
-    chunks = jax.tree.map(lambda y: y[:whole].reshape(whole // size, size, *y.shape[1:]), data)
-    total = jax.lax.map(lambda part: apply(part).sum(0), chunks).sum(0)  # chunk by chunk
-    if whole < N:
-        total = total + apply(jax.tree.map(lambda y: y[whole:], data)).sum(0)
-    return total / N
+    return Context(fit=lambda key, data: () if of is None else of.fit(key, data), apply=apply)
 
 
 def _with_one(features: Float[Array, "B M"]) -> Float[Array, "B 1+M"]:
@@ -314,25 +191,3 @@ def _standardise(rows: np.ndarray) -> Standardised:
     scale = rows.std(0)
     inverse = np.where(scale > 1e-8, 1 / np.where(scale > 1e-8, scale, 1), 0)  # constant columns: 0
     return Standardised(rows.mean(0), inverse.astype(rows.dtype))
-
-
-def _pairs(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs of columns i ≤ j to multiply, `[K]` each."""
-    two_valued = np.array([len(np.unique(column)) <= 2 for column in z.T], bool)
-    i, j = np.triu_indices(z.shape[1])  # i ≤ j, squares included
-    useful = ~((i == j) & two_valued[i])  # the square of two values is affine in the column
-    if useful.sum() > _MOST:
-        useful &= two_valued[i] | two_valued[j]
-    if useful.sum() > _MOST:  # still too many: the hinges have to do
-        useful[:] = False
-    return i[useful], j[useful]
-
-
-def _directions(z: np.ndarray) -> int:
-    """Four times the effective rank of a kernel on the contexts, from 8 to 128."""
-    rows = z[:: max(1, len(z) // 512)][:512]  # an eigenvalue problem of 512: a fraction of a second
-    square = np.maximum((rows**2).sum(1)[:, None] + (rows**2).sum(1)[None] - 2 * rows @ rows.T, 0)
-    apart = square[square > 1e-6 * max(square.max(), 1e-12)]
-    width = float(np.median(apart)) if apart.size else 1.0
-    spectrum = np.linalg.eigvalsh(np.exp(-square / (2 * width)))
-    return int(np.clip(4 * (spectrum > 1e-3 * spectrum[-1]).sum(), 8, _MOST))

@@ -74,7 +74,6 @@ def control_variate(
     criterion: Criterion = squared_difference,
     leaves: _tree.Leaves = None,
     order: Order = apply_then_learn,
-    points: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """An optax transformation that subtracts a learned correction of mean zero: G̃ = Ĝ − Θᵀ φ̄.
 
@@ -102,8 +101,6 @@ def control_variate(
       leaves: the leaves to control: None for all, a predicate on the path such as
         `lambda path: path.endswith("mean")`, or a pytree of bools. The rest pass untouched.
       order: `apply_then_learn`, or `learn_then_apply`, which is biased.
-      points: whether to control the sub-sampling noise too, by h(y_b) − h̄ with h̄ the mean over
-        the data.
 
     Returns:
       An `optax.GradientTransformationExtraArgs`. A batch that is not finite passes through
@@ -112,7 +109,7 @@ def control_variate(
     data = checked_problem(key, objective, data)
     fit_key = jax.random.fold_in(key, 2)  # apart from the two halves that coefficients split off
     control = started_control(
-        fit_key, objective, params, data, coefficients, basis, criterion, leaves, order, points
+        fit_key, objective, params, data, coefficients, basis, criterion, leaves, order
     )
     return optax.GradientTransformationExtraArgs(lambda params: control.init(key), control.update)
 
@@ -127,19 +124,9 @@ def started_control(
     criterion: Criterion,
     leaves: _tree.Leaves,
     order: Order,
-    points: bool,
 ) -> ControlVariate:
     """The control variate after its look at the problem; the arguments of `control_variate`."""
     basis = linear() if basis is None else basis
-    point_features = coefficients.point_features if points else None
-    if points and point_features is None:
-        raise invalid(
-            "points",
-            expected="False with these coefficients, whose features have no known mean",
-            got=True,
-            advice="Use coefficients.least_squares to control the points, with a context map that "
-            "does not look at the parameters.",
-        )
     spec, expected = objective.noise, row_shapes(data)
     sizes = _sizes(basis, spec, params, data, leaves)
     init_coefficients = coefficients.start(key, sizes, params, data)
@@ -159,14 +146,12 @@ def started_control(
         def correction(learned):
             h = coefficients.context_features(learned, params, batch, B)
             phi = mean_features(w, h)
-            if point_features is not None:
-                phi = jnp.concatenate([phi, point_features(learned, params, batch).mean(0)])
             return coefficients.predict(learned, phi)
 
         before = state.coefficients
         unlearned = correction(before)
         finite = _tree.all_finite(updates, examples, unlearned)  # one NaN would stay in Θ for good
-        evidence = Evidence(w, params, batch, total, examples, flat.sizes, points, shared, finite)
+        evidence = Evidence(w, params, batch, total, examples, flat.sizes, shared, finite)
         after = coefficients.learn(before, criterion, evidence)
         # In the unbiased order nothing of this batch is in `used`, so that E[Θᵀφ̄] = 0.
         used = order(before, after)

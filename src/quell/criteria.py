@@ -27,7 +27,6 @@ class Evidence(NamedTuple):
       per_example: g_b, the gradients of the first R examples, scaled so that their mean over the
         batch is the noisy part of Ĝ, `[R, P]`; or None.
       leaves: the number of entries of each controlled leaf; their sum is P.
-      points: whether the points are controlled too.
       shared: whether all examples share one draw, so that their noise does not average out.
       finite: whether the batch is finite; otherwise nothing may be learned from it, `[]`.
     """
@@ -38,7 +37,6 @@ class Evidence(NamedTuple):
     total: Float[Array, " P"]
     per_example: Float[Array, "R P"] | None
     leaves: tuple[int, ...]
-    points: bool
     shared: bool
     finite: Bool[Array, ""]
 

@@ -34,12 +34,9 @@ class Coefficients(NamedTuple):
       start: `start(key, sizes, params, data)` looks at the data once, on the host, and gives
         `init(key)`, a pure function to the state.
       context_features: `context_features(state, params, batch, B)` gives h `[B, H]`.
-      predict: `predict(state, φ)` gives Θᵀφ: `[..., F]` to `[..., P]`. F is D·H for the draws
-        alone, D·H + H' with the points.
+      predict: `predict(state, φ)` gives Θᵀφ: `[..., D·H]` to `[..., P]`.
       learn: `learn(state, criterion, evidence)` gives the next state: the same state if the
         evidence is not finite.
-      point_features: `point_features(state, params, batch)` gives features of mean zero over the
-        data, h(y) − h̄, `[B, H']`; None for models that cannot control the points.
     """
 
     start: Callable[
@@ -51,6 +48,3 @@ class Coefficients(NamedTuple):
     ]
     predict: Callable[[PyTree[Array], Float[Array, "... F"]], Float[Array, "... P"]]
     learn: Callable[[PyTree[Array], Criterion, Evidence], PyTree[Array]]
-    point_features: (
-        Callable[[PyTree[Array], PyTree[Array], PyTree[Array]], Float[Array, "B H2"]] | None
-    ) = None

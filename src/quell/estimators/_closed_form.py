@@ -35,8 +35,8 @@ _GROWTH = 10**0.5  # a refresh is due when the steps since the start have grown 
 _FIRST = 10  # for the first time after so many steps,
 _FREE = 4  # and it is paid for: after the first few, refreshes
 _SHARE = 0.5  # may take this share of the steps' own time
-_PRIOR = 3  # steps that the evidence of a refresh counts for
-_DECAY = 0.97  # of the evidence of a step, which is then remembered for about thirty
+_PRIOR = 1  # steps that the evidence of a refresh counts for
+_DECAY = 0.95  # of the evidence of a step, which is then remembered for about twenty
 _AGED = 0.7  # a multiplier below this calls for a refresh
 
 
@@ -110,6 +110,8 @@ def closed_form(
             width = jax.eval_shape(lambda d: as_matrix(d, select), data).shape[1]  # a shape alone
             functions = affordable_basis(objective.noise, draws, width)
         laid = plan(objective, params, data, draws, functions, leaves, select)
+        if laid is None:  # wide inputs and large leaves alone
+            return inner.start(key, objective, params, data)
         flat = laid.flat
 
         def init(key, params) -> ClosedForm:

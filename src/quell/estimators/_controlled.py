@@ -15,7 +15,6 @@ from quell.estimators._types import (
     Batch,
     Estimate,
     Estimator,
-    Sampling,
     Started,
     check_sampling,
 )
@@ -44,51 +43,25 @@ def controlled(
     sampling = monte_carlo() if sampling is None else sampling
     draws = check_sampling("sampling", sampling)
 
-    def start(key, objective, params, data):
-        parts = (coefficients, basis, criterion, leaves, order, False)
-        return started_controlled(key, objective, params, data, draws, *parts)
+    def start(key, objective, params, data) -> Started:
+        parts = (coefficients, basis, criterion, leaves, order)
+        control = started_control(key, objective, params, data, *parts)
+
+        def estimate(key, objective, params, batch: Batch, state) -> Estimate:
+            noise = draws.draw(key, objective, batch_size(batch.examples))  # the gradient's own
+            if criterion.per_example:  # gradients of examples cost more than their sum
+                value, gradient, per_example = objective.value_gradient_and_examples(
+                    params, noise, batch.examples, leaves=leaves
+                )
+            else:
+                value, gradient = objective.value_and_gradient(params, noise, batch.examples)
+                per_example = None
+            quieter, state = control.update(
+                gradient, state, params, noise=noise, batch=batch.examples, per_example=per_example
+            )
+            norm = optax.tree.norm(jax.tree.map(jnp.subtract, gradient, quieter))
+            return Estimate(quieter, value, state, norm)
+
+        return Started(init=lambda key, params: control.init(key), estimate=estimate)
 
     return Estimator(f"controlled({sampling.name})", start)
-
-
-def started_controlled(
-    key,
-    objective,
-    params,
-    data,
-    draws: Sampling,
-    coefficients,
-    basis,
-    criterion,
-    leaves,
-    order,
-    points,
-    examples: int | None = None,
-) -> Started:
-    """A controlled estimator after its look at the problem.
-
-    Args:
-      draws: how the draws are made.
-      examples: the largest number of examples of a batch whose gradients the criterion is given,
-        if it needs them; all by default.
-    """
-    control = started_control(
-        key, objective, params, data, coefficients, basis, criterion, leaves, order, points
-    )
-
-    def estimate(key, objective, params, batch: Batch, state) -> Estimate:
-        noise = draws.draw(key, objective, batch_size(batch.examples))  # the gradient's own
-        if criterion.per_example:  # gradients of examples cost more than their sum
-            value, gradient, per_example = objective.value_gradient_and_examples(
-                params, noise, batch.examples, leaves=leaves, first=examples
-            )
-        else:
-            value, gradient = objective.value_and_gradient(params, noise, batch.examples)
-            per_example = None
-        quieter, state = control.update(
-            gradient, state, params, noise=noise, batch=batch.examples, per_example=per_example
-        )
-        norm = optax.tree.norm(jax.tree.map(jnp.subtract, gradient, quieter))
-        return Estimate(quieter, value, state, norm)
-
-    return Started(init=lambda key, params: control.init(key), estimate=estimate)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, PyTree
 from quell import _tree
 from quell._tree import batch_size, take
 from quell.bases import Basis
-from quell.contexts import Select, categories
+from quell.contexts import Select, columns
 from quell.control_variate import basis_means
 from quell.criteria import example_features, mean_features
 from quell.estimators._regression import regressed
@@ -34,6 +34,7 @@ _CHUNK = 2**22  # the most numbers of features computed at once
 _ROWS = 512, 4096  # rows of a regression, at least and at most
 _ROWS_PER_FEATURE = 4
 _GRADIENTS = 2**23  # the most numbers in the gradients of these rows
+_LONGEST = 2**25  # the most rows of a pass: with more, the raw context alone remains
 _PASS = 4  # examples of a pass, at full width and without noise, for the price of one in a batch
 _PRODUCT = 50  # multiplications of a regression, by parameters, for the price of one gradient
 
@@ -82,21 +83,29 @@ def plan(
     basis: Basis,
     leaves: _tree.Leaves,
     select: Select | None,
-) -> Plan:
-    """Lay out the snapshots of a problem: sizes and functions, from a look at the data."""
+) -> Plan | None:
+    """Lay out the snapshots of a problem, from a look at the data; None if nothing can be learned.
+
+    That is so if there is no feature, or if even the smallest leaf has too many coefficients.
+    """
     N = batch_size(data)
-    raw = categories(data, select)
+    raw = columns(data, select)
     C = raw.width if raw.width <= _FEATURES else 0  # wider contexts cost more than they explain
     centre = _centre(objective)
-    telling = telling_leaves(objective, params, data, centre)
-    picked = _tree.flattener(telling, params) if any(jax.tree.leaves(telling)) else None
+    picked = None
+    if N <= _LONGEST:
+        telling = telling_leaves(objective, params, data, centre)
+        picked = _tree.flattener(telling, params) if any(jax.tree.leaves(telling)) else None
     F = C + (picked.size if picked else 0)
     D = _basis_size(basis, objective, params, data)
     G = F + D * (C + 1)
-    leaves = smallest(params, _COEFFICIENTS // max(1, G)) if leaves is None else leaves
+    if leaves is None:
+        leaves = smallest(params, _COEFFICIENTS // max(1, G))
+        if not G or not any(jax.tree.leaves(leaves)):
+            return None
     flat = _tree.flattener(leaves, params)
     P, dtype = flat.size, jax.eval_shape(flat.flatten, params).dtype
-    kept = N if N * F <= _TABLE else 0
+    kept = N if picked is not None and N * F <= _TABLE else 0
     R = max(2, min(int(np.clip(_ROWS_PER_FEATURE * G, *_ROWS)), _GRADIENTS // max(1, P)))
 
     def all_features(params, examples):
@@ -130,9 +139,11 @@ def plan(
 
     def take_snapshot(key, objective: Objective, params, data):
         index_key, draw_key = jax.random.split(key)
-        found = _by_chunks(partial(all_features, params), data, F, keep=bool(kept))
-        mean = found.mean(0) if kept else found / N
-        fresh = Snapshot(params, mean, found if kept else jnp.zeros((0, F), dtype), jnp.zeros(()))
+        table, mean = jnp.zeros((kept, F), dtype), jnp.zeros(F, dtype)  # z alone has mean zero
+        if picked is not None:
+            found = _by_chunks(partial(all_features, params), data, F, keep=bool(kept))
+            table, mean = (found, found.mean(0)) if kept else (table, found / N)
+        fresh = Snapshot(params, mean, table, jnp.zeros(()))
         # All rows in turn if they are few, so that each of them is learned from.
         indices = jnp.arange(R) % N if N <= R else jax.random.randint(index_key, (R,), 0, N)
         examples = take(data, indices)
@@ -144,7 +155,7 @@ def plan(
         return fresh._replace(theta=theta), square
 
     S = jax.tree.leaves(jax.eval_shape(lambda k: sampling.draw(k, objective, 1), _KEY))[0].shape[0]
-    evaluations = N / _PASS + 2 * R * S + R * G * (G / P + 2) / _PRODUCT
+    evaluations = (N / _PASS if picked else 0) + 2 * R * S + R * G * (G / P + 2) / _PRODUCT
     return Plan(empty, take_snapshot, batch_mean, flat, evaluations)
 
 
