@@ -1,5 +1,7 @@
 """A short training before a choice or a measurement: its end, and the path to it."""
 
+import math
+import time
 from typing import NamedTuple
 
 import jax
@@ -21,10 +23,12 @@ class ShortRun(NamedTuple):
     Attributes:
       params: the parameters at the end.
       path: the parameters before each of the last W steps, leaves `[W, ...]`.
+      steps: the number of steps taken.
     """
 
     params: PyTree[Array]
     path: PyTree[Array]
+    steps: int
 
 
 def short_training(
@@ -38,6 +42,7 @@ def short_training(
     num_steps: int,
     batch_size: int,
     path: int = 0,
+    seconds: float = math.inf,
 ) -> ShortRun:
     """The parameters after some steps of the training loop, and the path that led there.
 
@@ -50,8 +55,10 @@ def short_training(
       optimizer: any optax optimiser.
       num_steps: T.
       batch_size: |B|.
-      path: W, the number of last steps whose parameters are kept.
+      path: W, the number of last steps whose parameters are kept; at least one if there are any.
+      seconds: the time after which the training ends early, with compilation.
     """
+    until = time.monotonic() + seconds
     W = min(path, num_steps)
     started = estimator.start(start_key(key), objective, params, data)
     if W:
@@ -63,13 +70,18 @@ def short_training(
     keys = run_keys(key)
     # The loop consumes its arguments, so it starts from a copy.
     carried = loop.start(keys, jax.tree.map(jnp.array, params))
-    step = 0
-    while step < num_steps:
+    step, pace = 0, length if seconds == math.inf else 1
+    while step < num_steps and (step == 0 or time.monotonic() < until):
         carried = loop.refresh(keys, carried, data, step)
-        steps = min(length, num_steps - step, loop.next_visit(step) - step)
+        steps = min(pace, num_steps - step, loop.next_visit(step) - step)
         carried, _ = loop.advance(keys, carried, data, step, steps)
-        step += steps
-    return ShortRun(carried.params, carried.estimator_state.path if W else ())
+        jax.block_until_ready(carried)
+        step, pace = step + steps, min(length, 4 * pace)
+    if not W:
+        return ShortRun(carried.params, (), step)
+    kept = max(1, step - (num_steps - W))
+    path_there = jax.tree.map(lambda p: p[:kept], carried.estimator_state.path)
+    return ShortRun(carried.params, path_there, step)
 
 
 class Recording(NamedTuple):
