@@ -31,7 +31,8 @@ from quell.training.loop import start_key
 
 # Shares of the time that is left; the variance needs most, since its error falls as one over the
 # square root. All of them include compilation.
-_WARM_UP, _REFERENCE, _VARIANCE, _TIMING = 0.3, 0.3, 0.6, 0.6
+_WARM_UP, _REFERENCE, _VARIANCE, _TIMING = 0.2, 0.3, 0.6, 0.6
+_SPARE = 0.05  # share of the time that must be left to find out about memory
 _STEADY = 1000  # steps after which Adam's second moments are those of its gradients
 
 
@@ -123,7 +124,7 @@ def measure(
     if state is None:
         allowed = budget.share(_WARM_UP)
         learned = state_after_steps(learn_key, loop, first, steps=warm_up, seconds=allowed)
-        state, refreshes = learned.state, learned.refreshes / max(1, learned.steps)
+        state, refreshes = learned.state, learned.refreshes / max(1, warm_up)
         if learned.steps < warm_up:
             notes.append(
                 f"the time ended the warm-up after {learned.steps} of {warm_up} steps; an "
@@ -150,7 +151,7 @@ def measure(
     batch, total = batch_of(data, jnp.arange(batch_size)), found.parts.total.value
     if found.parts.total.standard_error > total / 2 > 0:
         notes.append("the variance is not known within a factor of two. Give more seconds")
-    shuffled = batches is reshuffle
+    shuffled, spare = batches is reshuffle, budget.left() > _SPARE * seconds
     return Measurement(
         parts=found.parts,
         leaves=found.leaves,
@@ -168,7 +169,8 @@ def measure(
         signal_to_noise=found.squared_mean / total if total > 0 else float("inf"),
         seconds_per_step=taken.value,
         seconds_interval=taken,
-        peak_memory=peak_memory(objective, params, batch, started, state),
+        # compiled once more, if there is time for that
+        peak_memory=peak_memory(*problem[:2], batch, started, state) if spare else None,
         ceilings=ceilings(keys[3], *problem, bases=bases, seconds=rest) if bases else {},
         batch_size=batch_size,
         num_data=objective.num_data,

@@ -15,6 +15,7 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from quell import _tree
+from quell.diagnostics.budget import quick_jit
 from quell.diagnostics.statistics import Interval, mean_interval
 from quell.gaussian import Block, Gaussian, full_covariance, gaussian_blocks, mean_field, whitened
 from quell.objective import Objective
@@ -74,7 +75,7 @@ def optimizer_metric(
     zeros = jax.tree.map(jnp.zeros_like, params)
     value = jnp.zeros(())
 
-    @jax.jit
+    @quick_jit
     def response(state):
         def total(first):
             def one(carried, i):
@@ -104,7 +105,7 @@ def signal(metric: Metric, params: PyTree[Array], groups: Float[np.ndarray, "R P
     flat = _tree.flattener(None, params)
     dtype = jax.eval_shape(flat.flatten, params).dtype
 
-    @jax.jit
+    @quick_jit
     def whiten(params, g):
         return flat.flatten(metric.whiten(params, flat.replace(params, g)))
 

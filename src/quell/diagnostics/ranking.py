@@ -10,10 +10,10 @@ from jaxtyping import Array, Key, PyTree
 
 from quell._errors import invalid
 from quell._tree import number_of_parameters
-from quell.diagnostics.budget import Budget
+from quell.diagnostics.budget import Budget, quick_jit
 from quell.diagnostics.metric import Metric, fisher_metric, optimizer_metric
 from quell.diagnostics.records import as_json
-from quell.diagnostics.reference import Reference, full_gradient
+from quell.diagnostics.reference import Reference, full_gradient, no_reference
 from quell.diagnostics.statistics import Interval
 from quell.diagnostics.stepper import (
     Learned,
@@ -106,6 +106,7 @@ class Ranking(NamedTuple):
       params: the parameters at which all estimators were measured.
       num_steps: the steps of the training that led there.
       exact: whether the unit of `nats` is the nat; otherwise it is as the optimiser sees it.
+      times: seconds per step, by name and batch size.
     """
 
     rows: list[Row]
@@ -114,6 +115,7 @@ class Ranking(NamedTuple):
     params: PyTree[Array]
     num_steps: int
     exact: bool
+    times: dict[tuple[str, int], Interval]
 
 
 def ranked(
@@ -129,6 +131,9 @@ def ranked(
     optimizer: optax.GradientTransformation,
     driver: Estimator | None,
     driving: optax.GradientTransformation | None = None,
+    precise: float = 0.0,
+    unbiased: bool = False,
+    timed: Collection[int] = (),
     seconds: float,
     report: Report | None = None,
 ) -> Ranking:
@@ -136,8 +141,13 @@ def ranked(
 
     The time is that of the clock on the wall. What does not fit is left out by name, larger batches
     first; an interruption ends the measurement, and what was measured by then is ranked.
-    `optimizer` is that of the run to come, `driving` that of the training that leads to the
-    parameters of the measurement, by default the same.
+
+    Args (beside those of `compare`):
+      optimizer: the optimiser of the run to come, part of the time of a step.
+      driving: the optimiser of the training that leads to the parameters; the same by default.
+      precise: the relative standard error of the noise in nats that is enough.
+      unbiased: whether all estimators are known to be, so that no pass over the data is needed.
+      timed: batch sizes that are timed and no more.
     """
     _check_estimators(estimators, baselines)
     sizes = _checked_sizes(batch_sizes, objective.num_data)
@@ -157,11 +167,15 @@ def ranked(
             num_steps=num_steps,
             batch_size=sizes[0],
             path=W,
+            jit=quick_jit if unbiased else jax.jit,
             seconds=budget.share(_TRAINING),
         )
-    say("the gradient itself", objective.num_data)
-    allowed = budget.share(_REFERENCE)
-    reference = full_gradient(reference_key, objective, here, data, seconds=allowed)
+    if unbiased:
+        reference = no_reference(number_of_parameters(params))
+    else:
+        say("the gradient itself", objective.num_data)
+        allowed = budget.share(_REFERENCE)
+        reference = full_gradient(reference_key, objective, here, data, seconds=allowed)
     started = {"plain": estimators["plain"].start(start_key, objective, params, data)}
     spot = _Spot(objective, here, path, data, optimizer, reference)
     metric = _metric(each_key, spot, started["plain"], sizes[0])
@@ -175,7 +189,7 @@ def ranked(
             left = budget.left() - reserve
             if name in unavailable:
                 continue
-            if cells and (
+            if len(cells) > 1 and (
                 left < quickest / 2 or (name != "plain" and ("plain", size) not in cells)
             ):
                 unavailable[f"{name}, batch size {size}"] = f"left out: {seconds:g} s were over"
@@ -185,7 +199,9 @@ def ranked(
                 if name not in started:  # one key for all: fair
                     started[name] = estimators[name].start(start_key, objective, params, data)
                 share = max(left, 0.0) / (len(order) - number)
-                cells[name, size] = _cell(each_key, spot, metric, started[name], size, share)
+                cells[name, size] = _cell(
+                    each_key, spot, metric, started[name], size, precise, share
+                )
             except ValueError as error:
                 if name == "plain":  # without it there is nothing to compare with
                     raise
@@ -197,10 +213,23 @@ def ranked(
             raise
         missing = [at for at in order if at not in cells and at[0] not in unavailable]
         unavailable |= {f"{name}, batch size {size}": "interrupted" for name, size in missing}
+    for size in set(timed) - set(sizes):
+        for name in [name for name, at in cells if at == sizes[0]]:
+            if budget.left() < quickest / 2:
+                unavailable[f"{name}, batch size {size}"] = f"left out: {seconds:g} s were over"
+                continue
+            say(f"time per step of {name}", size)
+            cell = cells[name, sizes[0]]
+            problem = (objective, here, data, started[name], size, optimizer)
+            cells[name, size] = cell._replace(loop=stepper(*problem), found=None)
+            cells[name, size].loop.advance(
+                cells[name, size].loop.prepare(timing_key), cell.learned.state, 0
+            )  # compiles
     say("time per step", max(size for _, size in cells))
     times = _times(timing_key, cells, budget.left())
-    rows, best = _rows({at: cell.found for at, cell in cells.items()}, times, baselines)
-    return Ranking(rows, best, unavailable, here, trained, metric.nats)
+    found = {at: cell.found for at, cell in cells.items() if cell.found is not None}
+    rows, best = _rows(found, times, baselines)
+    return Ranking(rows, best, unavailable, here, trained, metric.nats, times)
 
 
 class _Spot(NamedTuple):
@@ -219,7 +248,7 @@ class _Cell(NamedTuple):
 
     loop: Stepper
     learned: Learned
-    found: VarianceComponents
+    found: VarianceComponents | None
 
     def rare(self, key: Key[Array, ""]) -> float:
         """The seconds per step of the estimator's rare work between steps."""
@@ -242,7 +271,13 @@ def _metric(key: Key[Array, ""], spot: _Spot, plain: Started, size: int) -> Metr
 
 
 def _cell(
-    key: Key[Array, ""], spot: _Spot, metric: Metric, started: Started, size: int, seconds: float
+    key: Key[Array, ""],
+    spot: _Spot,
+    metric: Metric,
+    started: Started,
+    size: int,
+    precise: float,
+    seconds: float,
 ) -> _Cell:
     """Let an estimator learn, and measure its noise, within so many seconds if they suffice."""
     init_key, learn_key, noise_key = jax.random.split(key, 3)
@@ -264,6 +299,7 @@ def _cell(
         metric=metric,
         reference=spot.reference,
         seconds=budget.left(),
+        precise=precise,
     )
     if not math.isfinite(found.parts.total.value):
         raise ValueError(

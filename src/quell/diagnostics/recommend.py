@@ -12,6 +12,7 @@ from quell.diagnostics.metric import family_of, fisher_metric
 from quell.diagnostics.nats import steps_to
 from quell.diagnostics.ranking import Row, ranked
 from quell.diagnostics.records import microseconds, table
+from quell.diagnostics.statistics import Interval
 from quell.estimators._closed_form import closed_form
 from quell.estimators._sampling import antithetic, monte_carlo
 from quell.estimators._types import Estimator
@@ -19,6 +20,7 @@ from quell.natural_gradient import natural_gradient
 from quell.objective import Objective
 from quell.training.batches import Batches, reshuffle
 
+_PRECISE = 0.03  # relative standard error of noise that is enough for a choice
 _LARGER = 16  # a second batch size is measured, so many times larger: steps cost a + b|B|
 _BEYOND = 8  # the time of a step is trusted up to so many times the largest size measured
 _NOISIER = 0.05  # the most coordinates that may be noisier than plain's
@@ -165,7 +167,10 @@ def recommend(
         data,
         estimators,
         baselines=("plain",),
-        batch_sizes=(batch_size, larger),
+        batch_sizes=(batch_size,),
+        timed=(larger,),
+        unbiased=True,
+        precise=_PRECISE,
         num_steps=num_steps,
         optimizer=optax.adam(1e-2) if optimizer is None else optimizer,
         driver=estimators.get("antithetic", estimators["plain"]),
@@ -174,7 +179,8 @@ def recommend(
         report=report,
     )
     run = Run(max(1, num_steps), N, min(largest, N), batches is reshuffle, ranking.exact)
-    return recommendation(estimators, ranking.rows, run)._replace(unavailable=ranking.unavailable)
+    found = recommendation(estimators, ranking.rows, ranking.times, run)
+    return found._replace(unavailable=ranking.unavailable)
 
 
 def candidates(objective: Objective) -> dict[str, Estimator]:
@@ -205,14 +211,17 @@ class Run(NamedTuple):
 
 
 def recommendation(
-    estimators: Mapping[str, Estimator], rows: Sequence[Row], run: Run
+    estimators: Mapping[str, Estimator],
+    rows: Sequence[Row],
+    times: Mapping[tuple[str, int], Interval],
+    run: Run,
 ) -> Recommendation:
-    """The choice from measured rows, for estimators with the simplest first."""
-    best = {}
-    for name in estimators:
-        own = sorted((row for row in rows if row.name == name), key=lambda row: row.batch_size)
-        if own:
-            best[name] = min(_choices(own, run), key=lambda choice: choice.seconds)
+    """The choice from rows of one batch size and times at more, the simplest estimator first."""
+    measured, best = {row.name: row for row in rows}, {}
+    for name in [name for name in estimators if name in measured]:
+        own = {size: time.value for (which, size), time in times.items() if which == name}
+        options = _choices(measured[name], own, run)
+        best[name] = min(options, key=lambda choice: choice.seconds)
     open_ones = {name: choice for name, choice in best.items() if not choice.reason}
     soonest = min(open_ones.values(), key=lambda choice: choice.seconds)
     chosen = next(choice for choice in open_ones.values() if _as_good(choice, soonest))
@@ -234,38 +243,34 @@ def _as_good(choice: Choice, soonest: Choice) -> bool:
     return choice.seconds <= soonest.seconds * min(max(_MARGIN[0], 1 + doubt), _MARGIN[1])
 
 
-def _choices(rows: Sequence[Row], run: Run) -> list[Choice]:
-    """An estimator at every batch size, from its rows, the smallest size first."""
-    least, most = rows[0], rows[-1]
-    sizes = {row.batch_size for row in rows}
-    top = min(run.largest, _BEYOND * most.batch_size if len(sizes) > 1 else most.batch_size)
-    if len(sizes) > 1:
-        sizes |= {least.batch_size * 2**k for k in range(64) if least.batch_size * 2**k <= top}
-        sizes |= {top}
-    noisier = max(row.noisier for row in rows)
-    reason = f"{100 * noisier:.0f} % of coordinates noisier" if noisier > _NOISIER else ""
-    return [_choice(least, most, size, run, reason) for size in sorted(sizes)]
+def _choices(row: Row, seconds: Mapping[int, float], run: Run) -> list[Choice]:
+    """An estimator at every batch size, from its noise at one and its times at one or two."""
+    small, largest_timed = row.batch_size, max(seconds)
+    sizes = {small}
+    if largest_timed > small:
+        top = min(run.largest, _BEYOND * largest_timed)
+        sizes |= {small * 2**k for k in range(32) if small * 2**k <= top} | {top}
+    noisy = row.noisier > _NOISIER
+    reason = f"{100 * row.noisier:.0f} % of coordinates noisier" if noisy else ""
+    return [_choice(row, seconds, size, run, reason) for size in sorted(sizes)]
 
 
-def _choice(least: Row, most: Row, size: int, run: Run, reason: str) -> Choice:
+def _choice(row: Row, seconds: Mapping[int, float], size: int, run: Run, reason: str) -> Choice:
     """An estimator at one batch size: its noise scales, its time is linear."""
-    N, small = run.num_data, least.batch_size
-    draws = max(least.nats_draws.value, 0.0) * small / size
+    N, small, large = run.num_data, row.batch_size, max(seconds)
+    draws = max(row.nats_draws.value, 0.0) * small / size
     # a batch without replacement has noise in proportion to 1/|B| − 1/N
     share = (1 / size - 1 / N) / (1 / small - 1 / N) if small < N else 0.0
-    points = max(least.nats_points.value, 0.0) * share
-    per_step = least.seconds_per_step
-    if most.batch_size > small:
-        rise = (most.seconds_per_step - per_step) / (most.batch_size - small)
-        per_step += max(rise, 0.0) * (size - small)
+    points = max(row.nats_points.value, 0.0) * share
+    per_step = seconds[small]
+    if large > small:
+        per_step += max(seconds[large] - per_step, 0.0) / (large - small) * (size - small)
     if run.exact:
         noisy = steps_to(draws, points, 1.0, N / size if run.reshuffled else math.inf)
     else:  # a run at this rate ends ν/2 above; its rate has to fall by as much
         noisy = run.num_steps * (draws + points) / 2
-    interval, nats = least.seconds_interval, least.nats
+    nats, time = row.nats, row.seconds_interval
     of_noise = nats.standard_error / nats.value if nats.value > 0 else 0.0
-    doubt = math.hypot(
-        interval.standard_error / interval.value, of_noise * noisy / (run.num_steps + noisy)
-    )
-    seconds = per_step * (run.num_steps + noisy)
-    return Choice(least.name, size, draws + points, per_step, seconds, doubt, reason)
+    doubt = math.hypot(time.standard_error / time.value, of_noise * noisy / (run.num_steps + noisy))
+    total = per_step * (run.num_steps + noisy)
+    return Choice(row.name, size, draws + points, per_step, total, doubt, reason)

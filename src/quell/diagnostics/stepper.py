@@ -15,6 +15,7 @@ from jaxtyping import Array, Int32, Key, PyTree
 
 from quell._tree import batch_size as rows_of
 from quell._tree import number_of_parameters, strongly_typed
+from quell.diagnostics.budget import quick_jit
 from quell.estimators._types import Started, batch_of
 from quell.objective import Objective
 from quell.training.batches import reshuffle
@@ -114,7 +115,7 @@ def stepper(
     if started.refresh is None:
         return Stepper(prepare, advance, warmed, length)
     work = started.refresh
-    due = jax.jit(lambda state: work.due(state, batch_size))
+    due = quick_jit(lambda state: work.due(state, batch_size))
     run = jax.jit(
         lambda key, params, data, state: work.run(key, objective, params, data, batch_size, state)
     )
@@ -126,7 +127,7 @@ def stepper(
 
 
 # Compiled at the level of the module, once for all estimators of one batch size.
-@partial(jax.jit, static_argnums=(1, 2, 3))
+@partial(quick_jit, static_argnums=(1, 2, 3))
 def _consecutive_batches(
     key: Key[Array, ""], steps: int, num_data: int, batch_size: int
 ) -> tuple[Int32[Array, "steps B"], Key[Array, " steps"]]:
@@ -174,7 +175,7 @@ def state_after_steps(
 
 def _walked(key, loop: Stepper, state, T: int, along, *, until: float = math.inf) -> Learned:
     """Steps from visit to visit, with the estimator's rare work in between."""
-    done, refreshes, count = 0, 0, 1
+    done, refreshes, count, walked = 0, 0, 1, time.monotonic()
     while done < T and (done == 0 or time.monotonic() < until):
         here, began = jax.random.fold_in(key, done), time.monotonic()
         part = () if along is None else (along(done),)
@@ -184,6 +185,8 @@ def _walked(key, loop: Stepper, state, T: int, along, *, until: float = math.inf
             refreshes += 1
         steps = min(count, loop.length, T - done, next_visit(done) - done)
         state = loop.advance(loop.prepare(here), state, steps, *part)
+        if done == 0:  # compiled by now, and steps are cheap beside that
+            until = max(until, time.monotonic() + (until - walked))
         done += steps
         pace = _VISIT * steps / max(time.monotonic() - began, 1e-9)
         count = loop.length if until == math.inf else max(1, int(min(pace, 4 * count)))

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int32, Key, PyTree
 from scipy import special
 
 from quell import _tree
+from quell.diagnostics.budget import quick_jit
 from quell.diagnostics.metric import Metric
 from quell.diagnostics.reference import Reference
 from quell.diagnostics.statistics import Interval, Parts, parts_from
@@ -25,6 +26,7 @@ _K = 4  # keys in a block, each used with every batch
 _LENGTH = 256  # the most blocks of one call
 _LENGTH_ROWS = 2**16  # the most indices computed at once
 _LEAST = 4  # the fewest blocks that give an interval
+_FEW = 64  # the fewest blocks whose spread can be trusted
 _MOST = 50_000  # the most blocks: the intervals are then narrow enough
 _VISIT = 0.1  # seconds between looks at the clock
 _NOISIER, _DOUBT = 1.05, 2.0  # so much noisier than plain, by so many standard errors, counts
@@ -96,6 +98,7 @@ def variance_components(
     reference: Reference,
     seconds: float,
     least: int = _LEAST,
+    precise: float = 0.0,
 ) -> VarianceComponents:
     """Measure an estimator with its state frozen, by independent blocks of 4 batches × 4 keys.
 
@@ -113,12 +116,13 @@ def variance_components(
       reference: the gradient with which the mean is compared.
       seconds: the time to take, with compilation.
       least: the blocks that are run whatever the time.
+      precise: the relative standard error of the noise in nats that ends the measurement early.
     """
     flat = _tree.flattener(None, params)
     N = objective.num_data
     length = max(1, min(_LENGTH, _LENGTH_ROWS // (_M * batch_size)))
     offset = jnp.asarray(reference.mean, jnp.result_type(float))  # differences keep their digits
-    blocks = jax.jit(_blocks(objective, started, metric, flat, batch_size, length))
+    blocks = quick_jit(_blocks(objective, started, metric, flat, batch_size, length))
 
     def run(start, count):
         design = _crossed_batches(jax.random.fold_in(key, start), length, N, batch_size)
@@ -135,11 +139,13 @@ def variance_components(
         sums, done = sums + moved, done + count
         pace = int(_VISIT * done / max(time.monotonic() - began, 1e-9))
         count = max(1, min(length, pace))
+        if precise and done >= _FEW and _is_precise(tables, precise):
+            break
     return _summary(np.concatenate(tables), sums, reference, flat)
 
 
 # Compiled at the level of the module, once for all estimators of one batch size.
-@partial(jax.jit, static_argnums=(1, 2, 3))
+@partial(quick_jit, static_argnums=(1, 2, 3))
 def _crossed_batches(
     key: Key[Array, ""], blocks: int, num_data: int, batch_size: int
 ) -> tuple[Int32[Array, "blocks M B"], Key[Array, "blocks K"]]:
@@ -192,6 +198,11 @@ def _blocks(objective, started: Started, metric: Metric, flat: _tree.Flattener, 
         return lax.fori_loop(0, count, body, (table, sums))  # traced count: one compilation
 
     return run
+
+
+def _is_precise(tables: list[np.ndarray], precise: float) -> bool:
+    nats = parts_from(np.concatenate(tables)[:, -1]).total
+    return nats.standard_error <= precise * nats.value
 
 
 def _crossed(

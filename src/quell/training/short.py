@@ -2,7 +2,8 @@
 
 import math
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,7 @@ def short_training(
     num_steps: int,
     batch_size: int,
     path: int = 0,
+    jit: Callable[..., Any] = jax.jit,
     seconds: float = math.inf,
 ) -> ShortRun:
     """The parameters after some steps of the training loop, and the path that led there.
@@ -56,6 +58,7 @@ def short_training(
       num_steps: T.
       batch_size: |B|.
       path: W, the number of last steps whose parameters are kept; at least one if there are any.
+      jit: the compilation, `jax.jit` or one that is quicker.
       seconds: the time after which the training ends early, with compilation.
     """
     until = time.monotonic() + seconds
@@ -65,7 +68,7 @@ def short_training(
         started = _recording(started, num_steps, W)
     length = min(num_steps, _CHUNK)  # the loop computes all indices of a call at once
     loop = compiled_loop(
-        started, objective, optimizer, reshuffle, batch_size=batch_size, length=length
+        started, objective, optimizer, reshuffle, batch_size=batch_size, length=length, jit=jit
     )
     keys = run_keys(key)
     # The loop consumes its arguments, so it starts from a copy.
@@ -76,6 +79,8 @@ def short_training(
         steps = min(pace, num_steps - step, loop.next_visit(step) - step)
         carried, _ = loop.advance(keys, carried, data, step, steps)
         jax.block_until_ready(carried)
+        if step == 0:  # compiled by now, and steps are cheap beside that
+            until = max(until, time.monotonic() + seconds / 2)
         step, pace = step + steps, min(length, 4 * pace)
     if not W:
         return ShortRun(carried.params, (), step)
