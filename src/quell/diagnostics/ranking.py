@@ -1,6 +1,5 @@
 """Measurements of several estimators at the same parameters, for `compare` and `recommend`."""
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,28 +10,22 @@ from jaxtyping import Array, Key, PyTree
 from quell._errors import invalid
 from quell._tree import number_of_parameters
 from quell.diagnostics.budget import Budget, quick_jit
-from quell.diagnostics.metric import Metric, fisher_metric, optimizer_metric
+from quell.diagnostics.cells import Cell, Spot, measured_cell, metric_at, step_times
 from quell.diagnostics.records import as_json
-from quell.diagnostics.reference import Reference, full_gradient, no_reference
+from quell.diagnostics.reference import full_gradient, no_reference
 from quell.diagnostics.statistics import Interval
 from quell.diagnostics.stepper import (
-    Learned,
-    Stepper,
     largest_prime,
-    state_after_path,
-    state_after_steps,
     stepper,
 )
-from quell.diagnostics.timing import refresh_seconds, seconds_per_step
-from quell.diagnostics.variance import VarianceComponents, variance_components
-from quell.estimators._types import Estimator, Started, check_estimator
+from quell.diagnostics.variance import VarianceComponents
+from quell.estimators._types import Estimator, check_estimator
 from quell.objective import Objective
 from quell.training.short import short_training
 
 _SIGNIFICANT = 5.0  # plain gradients with rare large entries reach z-scores of 4.4
 _PATH_NUMBERS = 2**25  # the most numbers in the path of a run
 _TRAINING, _REFERENCE, _TIMING = 0.3, 0.1, 0.25  # shares of the time that is left
-_LEARNING, _FIXED = 0.4, 1000  # share of a cell's time, and the most steps without a path
 _NOTHING = 1e-12  # of plain's noise, or of the squared gradient: a variance below is rounding
 
 Report = Callable[[str, int], None]
@@ -177,9 +170,9 @@ def ranked(
         allowed = budget.share(_REFERENCE)
         reference = full_gradient(reference_key, objective, here, data, seconds=allowed)
     started = {"plain": estimators["plain"].start(start_key, objective, params, data)}
-    spot = _Spot(objective, here, path, data, optimizer, reference)
-    metric = _metric(each_key, spot, started["plain"], sizes[0])
-    cells: dict[tuple[str, int], _Cell] = {}
+    spot = Spot(objective, here, path, data, optimizer, reference)
+    metric = metric_at(each_key, spot, started["plain"], sizes[0])
+    cells: dict[tuple[str, int], Cell] = {}
     unavailable: dict[str, str] = {}
     names = ["plain", *(name for name in estimators if name != "plain")]
     order = [(name, size) for size in sizes for name in names]
@@ -199,7 +192,7 @@ def ranked(
                 if name not in started:  # one key for all: fair
                     started[name] = estimators[name].start(start_key, objective, params, data)
                 share = max(left, 0.0) / (len(order) - number)
-                cells[name, size] = _cell(
+                cells[name, size] = measured_cell(
                     each_key, spot, metric, started[name], size, precise, share
                 )
             except ValueError as error:
@@ -226,96 +219,10 @@ def ranked(
                 cells[name, size].loop.prepare(timing_key), cell.learned.state, 0
             )  # compiles
     say("time per step", max(size for _, size in cells))
-    times = _times(timing_key, cells, budget.left())
+    times = step_times(timing_key, cells, budget.left())
     found = {at: cell.found for at, cell in cells.items() if cell.found is not None}
     rows, best = _rows(found, times, baselines)
     return Ranking(rows, best, unavailable, here, trained, metric.nats, times)
-
-
-class _Spot(NamedTuple):
-    """The problem at the parameters at which all estimators are measured."""
-
-    objective: Objective
-    params: PyTree[Array]
-    path: PyTree[Array] | None
-    data: PyTree[Array]
-    optimizer: optax.GradientTransformation
-    reference: Reference
-
-
-class _Cell(NamedTuple):
-    """An estimator at a batch size: its loop, its state after learning, and its noise."""
-
-    loop: Stepper
-    learned: Learned
-    found: VarianceComponents | None
-
-    def rare(self, key: Key[Array, ""]) -> float:
-        """The seconds per step of the estimator's rare work between steps."""
-        if not self.learned.refreshes:
-            return 0.0
-        each = refresh_seconds(key, self.loop, self.learned.state)
-        return each * self.learned.refreshes / self.learned.steps
-
-
-def _metric(key: Key[Array, ""], spot: _Spot, plain: Started, size: int) -> Metric:
-    """The Fisher information of q if there is one, else the optimiser's, warmed on plain noise."""
-    found = fisher_metric(spot.objective, spot.params)
-    if found is not None:
-        return found
-    loop = stepper(spot.objective, spot.params, spot.data, plain, size, spot.optimizer)
-    state = plain.init(key, spot.params)
-    return optimizer_metric(
-        spot.optimizer, loop.warmed(loop.prepare(key), state, loop.length), spot.params
-    )
-
-
-def _cell(
-    key: Key[Array, ""],
-    spot: _Spot,
-    metric: Metric,
-    started: Started,
-    size: int,
-    precise: float,
-    seconds: float,
-) -> _Cell:
-    """Let an estimator learn, and measure its noise, within so many seconds if they suffice."""
-    init_key, learn_key, noise_key = jax.random.split(key, 3)
-    problem, budget = (spot.objective, spot.params, spot.data), Budget(seconds)
-    loop = stepper(*problem, started, size, spot.optimizer)
-    allowed = budget.share(_LEARNING)
-    if spot.path is None:
-        state = started.init(init_key, spot.params)
-        learned = state_after_steps(learn_key, loop, state, steps=_FIXED, seconds=allowed)
-    else:
-        state = started.init(init_key, jax.tree.map(lambda p: p[0], spot.path))
-        learned = state_after_path(learn_key, loop, state, spot.path, seconds=allowed)
-    found = variance_components(
-        noise_key,
-        *problem,
-        started,
-        batch_size=size,
-        state=learned.state,
-        metric=metric,
-        reference=spot.reference,
-        seconds=budget.left(),
-        precise=precise,
-    )
-    if not math.isfinite(found.parts.total.value):
-        raise ValueError(
-            f"estimator: gradients are not finite at batch size {size}. Lower its learning rate."
-        )
-    return _Cell(loop, learned, found)
-
-
-def _times(
-    key: Key[Array, ""], cells: Mapping[tuple[str, int], _Cell], seconds: float
-) -> dict[tuple[str, int], Interval]:
-    """The time of a step of each estimator, rare work included."""
-    loops = {at: cell.loop for at, cell in cells.items()}
-    states = {at: cell.learned.state for at, cell in cells.items()}
-    taken = seconds_per_step(key, loops, states, seconds=seconds)
-    return {at: time.plus(cells[at].rare(key)) for at, time in taken.items()}
 
 
 def _rows(

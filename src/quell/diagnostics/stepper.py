@@ -178,13 +178,14 @@ def _walked(key, loop: Stepper, state, T: int, along, *, until: float = math.inf
     done, refreshes, count, walked = 0, 0, 1, time.monotonic()
     while done < T and (done == 0 or time.monotonic() < until):
         here, began = jax.random.fold_in(key, done), time.monotonic()
-        part = () if along is None else (along(done),)
+        part = None if along is None else along(done)
+        given = () if part is None else (part,)
         if loop.due is not None and is_visit(done) and loop.due(state):
-            at = () if along is None else (jax.tree.map(lambda p: p[0], part[0]),)
+            at = () if part is None else (jax.tree.map(lambda p: p[0], part),)
             state = loop.refresh(jax.random.fold_in(here, 1), state, *at)  # pyright: ignore
             refreshes += 1
         steps = min(count, loop.length, T - done, next_visit(done) - done)
-        state = loop.advance(loop.prepare(here), state, steps, *part)
+        state = loop.advance(loop.prepare(here), state, steps, *given)
         if done == 0:  # compiled by now, and steps are cheap beside that
             until = max(until, time.monotonic() + (until - walked))
         done += steps

@@ -98,11 +98,12 @@ def refresh_seconds(key: Key[Array, ""], loop: Stepper, state: PyTree[Array]) ->
     """The time of the rare work between steps; zero without any."""
     if loop.refresh is None:
         return 0.0
-    loop.refresh(key, state)  # compiles, unless it has run before
+    refresh = loop.refresh
+    refresh(key, state)  # compiles, unless it has run before
 
     def turn(number):
         began = time.perf_counter()
-        loop.refresh(jax.random.fold_in(key, number), state)
+        refresh(jax.random.fold_in(key, number), state)
         return time.perf_counter() - began
 
     return float(np.median([turn(number) for number in range(_LEAST)]))
