@@ -11,6 +11,7 @@ from jaxtyping import Array, Key, PyTree
 from quell._checks import check_positive, check_whole, checked_problem
 from quell._tree import number_of_parameters
 from quell.bases import Basis
+from quell.diagnostics.budget import status
 from quell.diagnostics.ceilings import ceilings
 from quell.diagnostics.ranking import Row, ranked
 from quell.diagnostics.records import as_json, microseconds, save_json, table
@@ -146,20 +147,21 @@ def compare(
     rank_key, target_key, ceiling_key = jax.random.split(key, 3)
     optimizer = _ADAM if optimizer is None else optimizer
     everyone = {**baselines, **estimators}
-    ranking = ranked(
-        rank_key,
-        objective,
-        params,
-        data,
-        everyone,
-        baselines=tuple(baselines),
-        batch_sizes=batch_sizes,
-        num_steps=num_steps,
-        optimizer=optimizer,
-        driver=driver,
-        seconds=seconds - ceiling_seconds,
-        report=report,
-    )
+    with status(report) as say:
+        ranking = ranked(
+            rank_key,
+            objective,
+            params,
+            data,
+            everyone,
+            baselines=tuple(baselines),
+            batch_sizes=batch_sizes,
+            num_steps=num_steps,
+            optimizer=optimizer,
+            driver=driver,
+            seconds=seconds - ceiling_seconds,
+            report=say,
+        )
     rows = ranking.rows
     if target is not None:
         rows = [

@@ -11,7 +11,7 @@ from quell._checks import check_batch_size, check_positive, check_whole, checked
 from quell._errors import invalid
 from quell._tree import number_of_parameters
 from quell.bases import Basis
-from quell.diagnostics.budget import Budget
+from quell.diagnostics.budget import Budget, status
 from quell.diagnostics.ceilings import ceilings
 from quell.diagnostics.measurement import Measurement
 from quell.diagnostics.metric import Metric, fisher_metric, optimizer_metric, signal
@@ -97,7 +97,7 @@ def measure(
       optimizer: the optimiser of the run, part of the time of a step; by default Adam, rate 0.01.
       batches: the stream of the run's batches, `reshuffle` or `with_replacement`.
       bases: bases of control variates, by name, whose ceilings are wanted: the least share of the
-        draws' variance that any coefficients could leave. They take as long again as the rest.
+        draws' variance that any coefficients could leave. They take half of the time.
       seconds: the time to take, with compilation. More time gives narrower intervals; too little
         is said in `notes`.
 
@@ -117,35 +117,46 @@ def measure(
     optimizer = optax.adam(1e-2) if optimizer is None else optimizer
     init_key, learn_key, *keys = jax.random.split(key, 6)
     problem = (objective, params, data)
-    started = estimator.start(start_key(key), *problem)
-    loop = stepper(*problem, started, batch_size, optimizer)
-    first = started.init(init_key, params)
-    refreshes = 0.0  # per step
-    if state is None:
-        allowed = budget.share(_WARM_UP)
-        learned = state_after_steps(learn_key, loop, first, steps=warm_up, seconds=allowed)
-        state, refreshes = learned.state, learned.refreshes / max(1, warm_up)
-        if learned.steps < warm_up:
+    with status() as say:
+        started = estimator.start(start_key(key), *problem)
+        loop = stepper(*problem, started, batch_size, optimizer)
+        first = started.init(init_key, params)
+        refreshes = 0.0  # per step
+        say(f"the first steps of {estimator.name}", batch_size)
+        given = state is not None
+        if not given:
+            allowed = budget.share(_WARM_UP)
+            learned = state_after_steps(learn_key, loop, first, steps=warm_up, seconds=allowed)
+            state, refreshes = learned.state, learned.refreshes / max(1, warm_up)
+            if learned.steps < warm_up:
+                notes.append(
+                    f"the time ended the warm-up after {learned.steps} of {warm_up} steps; an "
+                    "estimator that learns slowly is better than this. Give more seconds"
+                )
+        _check_state(state, first)
+        say("the gradient itself", objective.num_data)
+        metric = _metric(learn_key, objective, params, loop, state, optimizer)
+        reference = full_gradient(keys[1], *problem, seconds=budget.share(_REFERENCE))
+        say("noise", batch_size)
+        found = variance_components(
+            keys[0],
+            *problem,
+            started,
+            batch_size=batch_size,
+            state=state,
+            metric=metric,
+            reference=reference,
+            seconds=budget.share(_VARIANCE),
+        )
+        say("time per step", batch_size)
+        allowed = budget.share(_TIMING)
+        (taken,) = seconds_per_step(keys[2], {"": loop}, {"": state}, seconds=allowed).values()
+        if given and loop.refresh is not None:
             notes.append(
-                f"the time ended the warm-up after {learned.steps} of {warm_up} steps; an "
-                "estimator that learns slowly is better than this. Give more seconds"
+                "the time of a step is without the estimator's rare work, as state was given"
             )
-    _check_state(state, first)
-    metric = _metric(learn_key, objective, params, loop, state, optimizer)
-    reference = full_gradient(keys[1], *problem, seconds=budget.share(_REFERENCE))
-    found = variance_components(
-        keys[0],
-        *problem,
-        started,
-        batch_size=batch_size,
-        state=state,
-        metric=metric,
-        reference=reference,
-        seconds=budget.share(_VARIANCE),
-    )
-    taken = seconds_per_step(keys[2], {"": loop}, {"": state}, seconds=budget.share(_TIMING))[""]
-    if refreshes:
-        taken = taken.plus(refreshes * refresh_seconds(keys[2], loop, state))
+        if refreshes:
+            taken = taken.plus(refreshes * refresh_seconds(keys[2], loop, state))
     if (taken.high - taken.low) > taken.value:
         notes.append("the time of a step is not known within a factor of two. Give more seconds")
     batch, total = batch_of(data, jnp.arange(batch_size)), found.parts.total.value

@@ -1,6 +1,6 @@
 """Measurements of several estimators at the same parameters, for `compare` and `recommend`."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +9,7 @@ from jaxtyping import Array, Key, PyTree
 
 from quell._errors import invalid
 from quell._tree import number_of_parameters
-from quell.diagnostics.budget import Budget, quick_jit
+from quell.diagnostics.budget import Budget, Report, quick_jit
 from quell.diagnostics.cells import Cell, Spot, measured_cell, metric_at, step_times
 from quell.diagnostics.records import as_json
 from quell.diagnostics.reference import full_gradient, no_reference
@@ -27,8 +27,6 @@ _SIGNIFICANT = 5.0  # plain gradients with rare large entries reach z-scores of 
 _PATH_NUMBERS = 2**25  # the most numbers in the path of a run
 _TRAINING, _REFERENCE, _TIMING = 0.3, 0.1, 0.25  # shares of the time that is left
 _NOTHING = 1e-12  # of plain's noise, or of the squared gradient: a variance below is rounding
-
-Report = Callable[[str, int], None]
 
 
 class Row(NamedTuple):

@@ -8,6 +8,7 @@ import optax
 from jaxtyping import Array, Key, PyTree
 
 from quell._checks import check_batch_size, check_positive, check_whole, checked_problem
+from quell.diagnostics.budget import status
 from quell.diagnostics.metric import family_of, fisher_metric
 from quell.diagnostics.nats import steps_to
 from quell.diagnostics.ranking import Row, ranked
@@ -160,24 +161,25 @@ def recommend(
     check_positive("seconds", seconds, 10)
     estimators = candidates(objective)
     larger = min(_LARGER * batch_size, largest, N)
-    ranking = ranked(
-        key,
-        objective,
-        params,
-        data,
-        estimators,
-        baselines=("plain",),
-        batch_sizes=(batch_size,),
-        timed=(larger,),
-        unbiased=True,
-        precise=_PRECISE,
-        num_steps=num_steps,
-        optimizer=optax.adam(1e-2) if optimizer is None else optimizer,
-        driver=estimators.get("antithetic", estimators["plain"]),
-        driving=_natural(objective, params, num_steps),
-        seconds=seconds,
-        report=report,
-    )
+    with status(report) as say:
+        ranking = ranked(
+            key,
+            objective,
+            params,
+            data,
+            estimators,
+            baselines=("plain",),
+            batch_sizes=(batch_size,),
+            timed=(larger,),
+            unbiased=True,
+            precise=_PRECISE,
+            num_steps=num_steps,
+            optimizer=optax.adam(1e-2) if optimizer is None else optimizer,
+            driver=estimators.get("antithetic", estimators["plain"]),
+            driving=_natural(objective, params, num_steps),
+            seconds=seconds,
+            report=say,
+        )
     run = Run(max(1, num_steps), N, min(largest, N), batches is reshuffle, ranking.exact)
     found = recommendation(estimators, ranking.rows, ranking.times, run)
     return found._replace(unavailable=ranking.unavailable)
