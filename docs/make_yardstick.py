@@ -7,7 +7,9 @@ fewer steps and seeds.
 
 import argparse
 import json
+from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import jax
@@ -29,7 +31,7 @@ ESTIMATORS = {
     "pairs": quell.antithetic,
     "closed form": quell.closed_form,
 }
-RATES = (0.003, 0.01, 0.03, 0.1)
+RATES = (0.01, 0.03)
 
 
 def best_params(value, params, num_steps: int = 100):
@@ -93,18 +95,21 @@ class DeepGP:
         return np.asarray(self.value(params), float)
 
 
-def optimizers(num_steps: int) -> dict:
+def optimizers(num_steps: int, only) -> dict:
     """Adam with a cosine schedule at several rates, and natural gradients as they come."""
-    made = {f"Adam {r}": optax.adam(optax.cosine_decay_schedule(r, num_steps)) for r in RATES}
-    return made | {"natural": quell.natural_gradient(num_steps)}
+    names = [f"Adam {rate}" for rate in RATES] + ["natural"] if only is None else only
+    return {
+        name: quell.natural_gradient(num_steps)
+        if name == "natural"
+        else optax.adam(optax.cosine_decay_schedule(float(name.split()[1]), num_steps))
+        for name in names
+    }
 
 
 def runs(problem, make, num_steps, batches, seeds, batch_size=None, only=None):
     """Params and gaps at the end of the run of every optimiser."""
     found = {}
-    for name, optimizer in optimizers(num_steps).items():
-        if only is not None and name not in only:
-            continue
+    for name, optimizer in optimizers(num_steps, only).items():
         end = quell.fit(
             jax.random.split(jax.random.key(0), seeds), problem.objective, problem.init,
             problem.data, optimizer, num_steps=num_steps,
@@ -129,34 +134,29 @@ def measured(problem, make, params, num_steps, batches, seconds):
     )  # fmt: skip
 
 
-def limit_rows(problem, lengths, seeds, seconds) -> list[dict]:
+def limit_rows(problem, lengths, seeds, seconds) -> Iterator[dict]:
     """The limit against the best tuned run, with replacement."""
-    rows = []
     for estimator, make in ESTIMATORS.items():
         at = measured(problem, make, problem.optimum, None, quell.with_replacement, seconds)
         for num_steps in lengths:
             found = runs(problem, make, num_steps, quell.with_replacement, seeds)
             name = best(found)
             gap, limit = float(np.median(found[name][1])), at.nats.after(num_steps)
-            rows.append(
-                {
-                    "problem": problem.name,
-                    "estimator": estimator,
-                    "steps": num_steps,
-                    "nats": at.nats.noise.total.value,
-                    "limit": limit,
-                    "gap": gap,
-                    "ratio": gap / limit,
-                    "optimizer": name,
-                }
-            )
-            print(rows[-1], flush=True)
-    return rows
+            yield {
+                "problem": problem.name,
+                "estimator": estimator,
+                "steps": num_steps,
+                "nats": at.nats.noise.total.value,
+                "limit": limit,
+                "gap": gap,
+                "ratio": gap / limit,
+                "optimizer": name,
+            }
 
 
-def reshuffling_rows(problem, epochs, seeds, nats) -> list[dict]:
+def reshuffling_rows(problem, epochs, seeds, nats) -> Iterator[dict]:
     """The gap of pairs, whose noise is that of points, over epochs, by both streams of batches."""
-    rows, split = [], nats._split()
+    split = nats._split()
     steps_of_epoch = problem.objective.num_data / BATCH[problem.name]
     for E in epochs:
         num_steps = round(E * steps_of_epoch)
@@ -169,12 +169,10 @@ def reshuffling_rows(problem, epochs, seeds, nats) -> list[dict]:
         )
         replaced, shuffled = gaps["with_replacement"], gaps["reshuffle"]
         row = {"epochs": E, "replaced": replaced, "shuffled": shuffled}
-        rows.append({**row, "ratio": shuffled / replaced, "model": share})
-        print(rows[-1], flush=True)
-    return rows
+        yield {**row, "ratio": shuffled / replaced, "model": share}
 
 
-def yardstick_rows(problem, num_steps, seconds) -> list[dict]:
+def yardstick_rows(problem, num_steps, seconds) -> Iterator[dict]:
     """Trace, (Σ sd)² and nats of all estimators at the same parameters, plain = 1."""
     if isinstance(problem, Logistic):
         params = problem.optimum
@@ -185,27 +183,22 @@ def yardstick_rows(problem, num_steps, seconds) -> list[dict]:
         name: measured(problem, make, params, num_steps, quell.reshuffle, seconds)
         for name, make in ESTIMATORS.items()
     }
-    plain, rows = found["plain"], []
+    plain = found["plain"]
     for name, at in found.items():
         ratios = at.ratio_to(plain)
-        rows.append(
-            {
-                "problem": problem.name,
-                "estimator": name,
-                "trace": ratios.total.value,
-                "summed_sd": at.coordinates.summed_sd / plain.coordinates.summed_sd,
-                "nats_ratio": ratios.nats.value,
-                "nats": at.nats.noise.total.value,
-                "noisier": ratios.noisier,
-            }
-        )
-        print(rows[-1], flush=True)
-    return rows
+        yield {
+            "problem": problem.name,
+            "estimator": name,
+            "trace": ratios.total.value,
+            "summed_sd": at.coordinates.summed_sd / plain.coordinates.summed_sd,
+            "nats_ratio": ratios.nats.value,
+            "nats": at.nats.noise.total.value,
+            "noisier": ratios.noisier,
+        }
 
 
-def verdict_rows(problem, label, cases, num_steps, seeds, seconds) -> list[dict]:
+def verdict_rows(problem, label, cases, num_steps, seeds, seconds) -> Iterator[dict]:
     """The verdict at the end of a run, and what a fifth of its noise changes."""
-    rows = []
     for estimator, only in cases:
         make, quieter = ESTIMATORS[estimator], 5 * BATCH[problem.name]
         found = runs(problem, make, num_steps, quell.reshuffle, seeds, only=only)
@@ -213,22 +206,18 @@ def verdict_rows(problem, label, cases, num_steps, seeds, seconds) -> list[dict]
         at = measured(problem, make, found[name][0], num_steps, quell.reshuffle, seconds)
         quiet = runs(problem, make, num_steps, quell.reshuffle, seeds, quieter, only=only)
         before, after = (float(np.median(ends[best(ends)][1])) for ends in (found, quiet))
-        rows.append(
-            {
-                "problem": label,
-                "estimator": estimator,
-                "optimizer": name,
-                "steps": num_steps,
-                "signal": at.nats.signal.value,
-                "limit": at.nats.after(num_steps),
-                "verdict": "noise" if noise_limits(at.nats, num_steps) else "steps",
-                "end": before,
-                "end with a fifth of the noise": after,
-                "words": at.verdict,
-            }
-        )
-        print(rows[-1], flush=True)
-    return rows
+        yield {
+            "problem": label,
+            "estimator": estimator,
+            "optimizer": name,
+            "steps": num_steps,
+            "signal": at.nats.signal.value,
+            "limit": at.nats.after(num_steps),
+            "verdict": "noise" if noise_limits(at.nats, num_steps) else "steps",
+            "end": before,
+            "quieter": after,
+            "words": at.verdict,
+        }
 
 
 def main() -> None:
@@ -243,40 +232,71 @@ def main() -> None:
     record_path = HERE / "yardstick.json"
     record = json.loads(record_path.read_text()) if record_path.exists() else {}
 
-    def keep(part, rows):
-        record.update({"versions": versions(), part: rows})
-        record_path.write_text(json.dumps(record, indent=1) + "\n")
+    def keep(part: str, rows: Iterable[dict]) -> None:
+        kept = record[part] = []
+        for row in rows:  # one by one, since a row takes minutes
+            print(part, row, flush=True)
+            kept.append(row)
+            record["versions"] = versions()
+            record_path.write_text(json.dumps(record, indent=1) + "\n")
 
     parts = options.parts.split(",")
     titanic, magic = Logistic("titanic"), Logistic("magic")
-    if "verdicts" in parts:
-        both, adam = ["Adam 0.01", "Adam 0.03", "Adam 0.1"], ["Adam 0.01"]
-        rows = verdict_rows(
-            magic, "magic", [("plain", both), ("pairs", both)], 1000, seeds, seconds
-        )
-        rows += verdict_rows(
-            titanic, "titanic", [("plain", both), ("pairs", both)], 1000, seeds, seconds
-        )
-        rows += verdict_rows(
-            magic, "magic, slow", [("pairs", ["Adam 0.003"])], 1000, seeds, seconds
-        )
-        for lengthscale, label in (
-            (5**0.5, "airfoil, lengthscale √5"),
-            (1.0, "airfoil, lengthscale 1"),
-        ):
-            deep = DeepGP(lengthscale)
-            rows += verdict_rows(deep, label, [("pairs", adam)], 1000, 2, seconds)
-        keep("verdicts", rows)
-    if "yardsticks" in parts:
-        rows = yardstick_rows(titanic, 1000, seconds) + yardstick_rows(magic, 1000, seconds)
-        keep("yardsticks", rows + yardstick_rows(DeepGP(5**0.5), 1000, 2 * seconds))
     if "limit" in parts:
-        rows = limit_rows(titanic, lengths, seeds, seconds)
-        keep("limit", rows)
-        keep("limit", rows + limit_rows(magic, lengths, seeds, seconds))
+        both = (limit_rows(problem, lengths, seeds, seconds) for problem in (titanic, magic))
+        keep("limit", chain.from_iterable(both))
+    if "yardsticks" in parts:
+        problems = (titanic, magic, DeepGP(5**0.5))
+        each = (yardstick_rows(problem, 1000, seconds) for problem in problems)
+        keep("yardsticks", chain.from_iterable(each))
+    if "verdicts" in parts:
+        tuned, slow = ["Adam 0.01", "Adam 0.03"], ["Adam 0.003"]
+        cases = [("plain", tuned), ("pairs", tuned)]
+        each = [
+            verdict_rows(titanic, "titanic", cases, 1000, seeds, seconds),
+            verdict_rows(magic, "magic", cases, 1000, seeds, seconds),
+            verdict_rows(magic, "magic, a rate too low", [("pairs", slow)], 1000, seeds, seconds),
+        ]
+        for lengthscale, label in ((5**0.5, "√5"), (1.0, "1")):
+            deep, label = DeepGP(lengthscale), f"deep GP on airfoil, lengthscale {label}"
+            each.append(verdict_rows(deep, label, [("pairs", tuned[:1])], 1000, 2, seconds))
+        keep("verdicts", chain.from_iterable(each))
     if "reshuffling" in parts:
         at = measured(titanic, quell.antithetic, titanic.optimum, 1000, quell.reshuffle, seconds)
         keep("reshuffling", reshuffling_rows(titanic, (0.5, 1, 2, 4, 8, 16), seeds, at.nats))
+    page = HERE / "yardstick.md"
+    text = page.read_text()
+    for part in record:
+        if part in COLUMNS:
+            text = with_table(text, part, record[part])
+    page.write_text(text)
+
+
+COLUMNS = {
+    "limit": ("problem", "estimator", "steps", "nats", "limit", "gap", "ratio", "optimizer"),
+    "reshuffling": ("epochs", "replaced", "shuffled", "ratio", "model"),
+    "yardsticks": ("problem", "estimator", "trace", "summed_sd", "nats_ratio", "nats", "noisier"),
+    "verdicts": (
+        "problem", "estimator", "optimizer", "signal", "limit", "verdict", "end", "quieter",
+    ),
+}  # fmt: skip
+"""The columns of each table of the page."""
+
+
+def with_table(text: str, part: str, rows: list[dict]) -> str:
+    """The page with the rows of one table between its marks."""
+    begin, end = f"<!-- {part} -->\n", f"<!-- end of {part} -->"
+    before, rest = text.split(begin)
+    after = rest.split(end)[1]
+    header = rest.split("\n")[:2]  # the words of the page
+    lines = ["| " + " | ".join(_cell(row[c]) for c in COLUMNS[part]) + " |" for row in rows]
+    return before + begin + "\n".join([*header, *lines]) + "\n" + end + after
+
+
+def _cell(value) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 if __name__ == "__main__":
