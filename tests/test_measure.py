@@ -77,6 +77,7 @@ def noise_of(
         metric=UNIT,
         reference=Reference(exact, np.zeros(3), 1000, exact[None]),
         seconds=seconds,
+        least=least,
     )
 
 

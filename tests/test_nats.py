@@ -19,7 +19,7 @@ from quell.models import deep_gp
 
 
 @pytest.mark.parametrize("make", [quell.full_covariance, quell.mean_field])
-@pytest.mark.parametrize("d", [1, 3])
+@pytest.mark.parametrize("d", [1, 2])
 def test_the_whitened_square_is_that_of_the_inverse_fisher_information(key, x64, make, d):
     family = make(d)
     at, towards = jax.random.split(key)
@@ -60,7 +60,7 @@ def test_the_noise_in_nats_is_half_the_trace_of_the_whitened_covariance(key, qui
     zero = np.zeros(len(flat))
     found = variance_components(
         key, objective, params, data, started, batch_size=B, state=(), metric=metric,
-        reference=Reference(zero, zero, 3, zero[None]), seconds=0.0, least=4000,
+        reference=Reference(zero, zero, 3, zero[None]), seconds=0.0, least=2000,
     )  # fmt: skip
 
     @jax.vmap
@@ -71,7 +71,7 @@ def test_the_noise_in_nats_is_half_the_trace_of_the_whitened_covariance(key, qui
         g = objective.gradient(params, objective.sample_noise(noise_key, B), batch)
         return jax.flatten_util.ravel_pytree(g)[0]
 
-    sigma = np.cov(np.asarray(gradient(jax.random.split(key, 20_000)), float).T)
+    sigma = np.cov(np.asarray(gradient(jax.random.split(key, 8000)), float).T)
     fisher = jax.hessian(lambda t: gaussian_kl(family, unravel(t), params))(flat)
     nu = 0.5 * np.trace(np.linalg.solve(np.asarray(fisher, float), sigma))
     assert found.nats.total.standard_error < 0.1 * nu
@@ -111,12 +111,12 @@ def test_the_signal_has_no_bias_from_the_noise_of_the_gradients():
     rng, g = np.random.default_rng(0), np.array([1.0, -2.0, 0.5])
     unit = Metric("unit", False, lambda params, gradient: gradient)
     params = {"w": jnp.zeros(3)}
-    seen = [signal(unit, params, g + 3 * rng.standard_normal((8, 3))) for _ in range(200)]
+    seen = [signal(unit, params, g + 3 * rng.standard_normal((8, 3))) for _ in range(60)]
     values = np.array([one.value for one in seen])
     truth = 0.5 * (g**2).sum()
-    assert abs(values.mean() - truth) < 4 * values.std() / math.sqrt(200)
+    assert abs(values.mean() - truth) < 4 * values.std() / math.sqrt(60)
     covered = np.mean([one.low <= truth <= one.high for one in seen])
-    assert covered > 0.85
+    assert covered > 0.8
 
 
 def test_reshuffled_points_fall_as_one_over_the_square_of_the_epochs():
