@@ -17,8 +17,10 @@ import quell
 from quell import bases, coefficients, contexts, criteria
 from quell.commands.catalogue import estimators, problem
 from quell.diagnostics.ceilings import ceilings
+from quell.diagnostics.metric import fisher_metric
 from quell.diagnostics.reference import full_gradient
-from quell.diagnostics.timing import seconds_per_step, state_after_steps, stepper
+from quell.diagnostics.stepper import state_after_steps, stepper
+from quell.diagnostics.timing import seconds_per_step
 from quell.diagnostics.variance import variance_components
 
 KEY = jax.random.key(0)
@@ -121,10 +123,10 @@ def static_draws(seed, frozen_after=1000, learning=1000, batch_size=10, seconds=
         started = estimator.start(key, *at)
         loop = stepper(*at, started, batch_size)
         state = started.init(key, params)
-        state = state_after_steps(key, loop, state, steps=learning, seconds=1e9)
+        state = state_after_steps(key, loop, state, steps=learning, seconds=1e9).state
         found = variance_components(
             key, *at, started, batch_size=batch_size, state=state,
-            reference=reference, seconds=seconds,
+            metric=fisher_metric(given.objective, params), reference=reference, seconds=seconds,
         )  # fmt: skip
         draws[name] = found.parts.draws_given_points.value
     best = ceilings(key, *at, bases={"linear": bases.linear()}, seconds=seconds)

@@ -13,11 +13,11 @@ from test_measure import linear_loss
 import quell
 from quell.diagnostics import ranking
 from quell.diagnostics.compare import compare
-from quell.diagnostics.recommend import candidates, recommend, recommendation
+from quell.diagnostics.recommend import Run, candidates, recommend, recommendation
 from quell.diagnostics.statistics import Interval, Parts
+from quell.diagnostics.stepper import largest_prime, state_after_path, stepper
 from quell.diagnostics.target import seconds_to_target
-from quell.diagnostics.timing import largest_prime, state_after_path, stepper
-from quell.diagnostics.variance import VarianceComponents
+from quell.diagnostics.variance import Coordinates, VarianceComponents
 from quell.estimators import antithetic, monte_carlo
 from quell.objective import Objective
 from quell.training.short import short_training
@@ -102,7 +102,8 @@ def noise(total, *, bias_z=0.0, squared_bias=0.0):
     """Noise of which only the variance and the bias matter."""
     number = Interval(total, total, total)
     parts = Parts(number, number, number, number, number)
-    return VarianceComponents(parts, {}, number, 0.0, bias_z, squared_bias, 1)
+    each = Coordinates(np.full(2, total), np.zeros(2), np.zeros(2))
+    return VarianceComponents(parts, parts, each, {}, number, 0.0, bias_z, squared_bias, 1)
 
 
 def test_efficiency_is_the_ratio_of_variance_times_time():
@@ -116,7 +117,8 @@ def test_efficiency_is_the_ratio_of_variance_times_time():
         ("hardly biased", 10): noise(0.1, bias_z=1.0, squared_bias=5.9),
     }
     seconds = [1.0, 4.0, 2.0, 10.0, 10.0, 1.0, 100.0]
-    rows, best = ranking._rows(found, dict(zip(found, seconds)), {"plain", "pair"})
+    times = {at: Interval(taken, taken, taken) for at, taken in zip(found, seconds)}
+    rows, best = ranking._rows(found, times, {"plain", "pair"})
     assert best == ("plain", 100)
     versus = {(r.name, r.batch_size): (r.efficiency_vs_plain, r.efficiency_vs_best) for r in rows}
     assert versus["plain", 10] == pytest.approx((1.0, 0.4))
@@ -135,7 +137,7 @@ def test_efficiency_is_the_ratio_of_variance_times_time():
 def test_estimators_follow_the_recorded_run(key, toy):
     objective, params, data = toy
     sgd, W = optax.sgd(1e-3), largest_prime(9)
-    end, path = short_training(
+    end, path, _ = short_training(
         key, objective, params, data, monte_carlo(), sgd, num_steps=9, batch_size=4, path=W
     )
     seen = []
@@ -151,8 +153,8 @@ def test_estimators_follow_the_recorded_run(key, toy):
     loop = stepper(objective, params, data, started, 2)
     for seconds, expected in ((math.inf, 7), (1e-9, 1)):
         state = started.init(key, params)
-        last, steps = state_after_path(key, loop, state, path, seconds=seconds)
-        assert steps == expected
+        (last, counted), steps, _ = state_after_path(key, loop, state, path, seconds=seconds)
+        assert steps == counted == expected
         jax.tree.map(np.testing.assert_allclose, last, jax.tree.map(lambda p: p[-1], path))
 
 
@@ -188,34 +190,114 @@ def test_bad_arguments_are_refused(key, toy):
         compare(key, objective, params, data, {"pairs": antithetic})  # pyright: ignore
 
 
-def row(name, efficiency):
-    number = Interval(1.0, 1.0, 1.0)
-    return ranking.Row(name, 10, number, number, number, 0.0, 1.0, 1e-5, efficiency, efficiency)
+def row(name, nats, seconds, *, batch_size=10, points=0.0, noisier=0.0):
+    """A row of which only noise and time matter."""
+    number, time = Interval(1.0, 1.0, 1.0), Interval(seconds, seconds, seconds)
+    parts = [Interval(value, value, value) for value in (nats + points, nats, points)]
+    return ranking.Row(
+        name, batch_size, number, number, number, *parts, noisier, 0.0, 1.0, seconds, time, 1.0, 1.0
+    )
 
 
-def test_plain_is_recommended_if_nothing_beats_it():
-    estimators = {"plain": monte_carlo(), "antithetic": antithetic()}
-    won = recommendation(estimators, [row("antithetic", 2.0), row("plain", 1.0)])
-    assert (won.name, won.estimator) == ("antithetic", estimators["antithetic"])
-    assert repr(won) == "Recommendation(antithetic at batch size 10, 2.00 × plain)"
-    lost = recommendation(estimators, [row("antithetic", 1.01), row("plain", 1.0)])
-    assert (lost.name, lost.estimator) == ("plain", estimators["plain"])
+def advice(rows, estimators=None, times=None):
+    times = {} if times is None else times
+    known = {(row.name, row.batch_size): row.seconds_interval for row in rows}
+    return recommendation(estimators or ESTIMATORS, rows, {**known, **times}, RUN)
 
 
-def test_the_joint_control_variate_is_a_candidate_for_few_weights():
-    names = {"plain", "antithetic", "closed-form", "closed-form-points"}
-    for size, joint in ((2, {"joint"}), (50, set())):
-        family = quell.mean_field(size)
-        objective = quell.negative_elbo(lambda w, y: -((w - y) ** 2).sum(), family, num_data=9)
-        assert set(candidates(objective, family.init())) == names | joint
+ESTIMATORS = {"plain": monte_carlo(), "antithetic": antithetic()}
+RUN = Run(100, 1000, 1000, False, True)
+
+
+def test_the_soonest_to_a_nat_is_recommended_and_the_simpler_of_equals():
+    plain = row("plain", 900.0, 1e-3)
+    won = advice([row("antithetic", 100.0, 1e-3), plain])
+    assert (won.name, won.estimator) == ("antithetic", ESTIMATORS["antithetic"])
+    assert repr(won) == "Recommendation(antithetic at batch size 10, 5.00 × sooner than plain)"
+    dear = advice([row("antithetic", 100.0, 6e-3), plain])
+    assert dear.name == "plain"
+    tie = advice([row("antithetic", 890.0, 1e-3), plain])
+    assert tie.name == "plain"
+
+
+def test_rounding_is_no_reason_to_prefer_an_estimator():
+    rows = [row("antithetic", 3e-13, 1e-3), row("plain", 0.0, 1e-3)]
+    assert advice(rows).name == "plain"
+    rows = [row("antithetic", 0.0, 1e-3), row("plain", 2e-4, 1e-3)]
+    assert advice(rows).name == "plain"
+
+
+def test_an_estimator_that_makes_many_coordinates_noisier_is_dropped_and_says_so():
+    rows = [row("antithetic", 1.0, 1e-3, noisier=0.06), row("plain", 900.0, 1e-3)]
+    found = advice(rows)
+    assert found.name == "plain"
+    assert "6 % of coordinates noisier" in str(found)
+
+
+def test_the_best_batch_size_follows_from_noise_and_time():
+    # A step costs 1 + |B|/100 ms; noise 5000 · 10/|B|: the best of 100 + 50000/|B| steps.
+    plain, times = {"plain": monte_carlo()}, {("plain", 160): Interval(2.6e-3, 2.6e-3, 2.6e-3)}
+    found = advice([row("plain", 5000.0, 1.1e-3)], plain, times)
+
+    def seconds(B):
+        return (1e-3 + 1e-5 * B) * (100 + 50_000 / B)
+
+    assert found.batch_size == min([10 * 2**k for k in range(7)], key=seconds)
+    assert found.choices[0].seconds == pytest.approx(seconds(found.batch_size))
+    # Points have no noise left in a batch of all the data.
+    same = {("plain", 160): Interval(1e-3, 1e-3, 1e-3)}
+    assert advice([row("plain", 0.0, 1e-3, points=1e6)], plain, same).batch_size == 1000
+    # Without a second time there is no choice of the batch size.
+    assert advice([row("plain", 5000.0, 1.1e-3)], plain).batch_size == 10
+
+
+def test_no_noise_at_all_is_no_trouble():
+    found = {("plain", 10): noise(0.0), ("pair", 10): noise(1e-14)}
+    times = dict.fromkeys(found, Interval(1.0, 1.0, 1.0))
+    rows, best = ranking._rows(found, times, {"plain"})
+    assert best == ("plain", 10)
+    assert all(0 <= row.efficiency_vs_plain <= 1 for row in rows)
+
+
+def test_candidates_are_ordered_from_the_simplest():
+    problem = quell.Objective(lambda p, e, y: p * e * y["y"], quell.normal(1), 4)
+    assert list(candidates(problem)) == ["plain", "antithetic", "closed-form"]
+    one_sided = problem._replace(noise=problem.noise._replace(reflect=None))
+    assert list(candidates(one_sided)) == ["plain", "closed-form"]
+
+
+def test_what_does_not_fit_into_the_time_is_left_out_by_name(key, quick, toy):
+    objective, params, data = toy
+    found = compare(
+        key, objective, params, data, {}, batch_sizes=(3, 6), seconds=1e-3,
+        baselines={"plain": monte_carlo(), "pairs": antithetic()},
+    )  # fmt: skip
+    assert {row.name for row in found.rows} == {"plain", "pairs"}  # one to compare with, at least
+    assert set(found.unavailable) == {"plain, batch size 6", "pairs, batch size 6"}
+    assert "left out: 0.001 s were over" in str(found)
+
+
+def test_an_interruption_keeps_what_was_measured(key, quick, toy, monkeypatch):
+    objective, params, data = toy
+    monkeypatch.setattr(ranking.Budget, "left", lambda self: 0.5)  # however slow the machine
+
+    def interrupt(name, size):
+        if name == "pairs":
+            raise KeyboardInterrupt
+
+    settings = {"batch_sizes": (3,), "seconds": 0.5, "report": interrupt}
+    baselines = {"plain": monte_carlo(), "pairs": antithetic()}
+    found = compare(key, objective, params, data, {}, baselines=baselines, **settings)
+    assert [row.name for row in found.rows] == ["plain"]
+    assert found.unavailable == {"pairs, batch size 3": "interrupted"}
 
 
 @pytest.mark.slow
 def test_recommend_measures_and_says_why(key, quick, toy):
     objective, params, data = toy
-    found = recommend(key, objective, params, data, batch_size=5, seconds=0.2, num_steps=40)
-    names = [candidate.name for candidate in found.candidates]
-    assert sorted(names) == ["antithetic", "closed-form", "closed-form-points", "plain"]
+    found = recommend(key, objective, params, data, batch_size=5, seconds=60, num_steps=40)
+    names = [choice.name for choice in found.choices]
+    assert sorted(names) == ["antithetic", "closed-form", "plain"]
     assert found.name in names
     assert found.name in str(found)
     assert found.to_json()["name"] == found.name

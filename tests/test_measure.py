@@ -12,6 +12,7 @@ import quell
 from quell.diagnostics import reference, variance
 from quell.diagnostics.ceilings import ceilings, default_bases
 from quell.diagnostics.measure import measure
+from quell.diagnostics.metric import Metric
 from quell.diagnostics.reference import Reference, full_gradient
 from quell.diagnostics.variance import variance_components
 from quell.estimators import monte_carlo
@@ -22,6 +23,7 @@ from quell.types import Estimator, Started
 pytestmark = pytest.mark.usefixtures("quick")
 
 N, B = 12, 3
+UNIT = Metric("unit", False, lambda params, gradient: gradient)
 
 
 def linear_loss(params, noise, example):
@@ -59,7 +61,9 @@ def assert_matches(estimate, truth, scale):
     assert abs(estimate.value - truth) < 4 * estimate.standard_error + 1e-5 * scale
 
 
-def noise_of(key, objective, params, data, estimator, batch_size=B, state=(), seconds=0.3):
+def noise_of(
+    key, objective, params, data, estimator, batch_size=B, state=(), seconds=0.0, least=40_000
+):
     """The part of a measurement that most tests are about, against the exact gradient."""
     exact = np.array([0.0, 0.0, N * float(data["a"].mean())])
     return variance_components(
@@ -70,8 +74,10 @@ def noise_of(key, objective, params, data, estimator, batch_size=B, state=(), se
         estimator.start(key, objective, params, data),
         batch_size=batch_size,
         state=state,
-        reference=Reference(exact, np.zeros(3), 1000),
+        metric=UNIT,
+        reference=Reference(exact, np.zeros(3), 1000, exact[None]),
         seconds=seconds,
+        least=least,
     )
 
 
@@ -163,13 +169,17 @@ def test_the_full_gradient_is_exact_up_to_its_standard_error(key, toy, monkeypat
     objective, params, data = toy
     monkeypatch.setattr(reference, "_CHUNK_NUMBERS", 15)  # 12 points as 5, 5 and 2
     regularised = objective._replace(regulariser=lambda p: 3.0 * p["slope"])
-    found = full_gradient(key, regularised, params, data, seconds=0.2)
+    one_sided = regularised._replace(noise=regularised.noise._replace(reflect=None))
+    found = full_gradient(key, one_sided, params, data, seconds=0.2)
     exact = np.array([0.0, 0.0, N * float(data["a"].mean()) + 3.0])
     assert (np.abs(found.mean - exact) < 4.5 * found.standard_error).all()
     # One draw per point and pass: the variance of a pass is known as well.
     b = np.asarray(data["b"], float)
     expected = np.sqrt((b**2).sum() / found.passes)
     assert found.standard_error[2] == pytest.approx(expected, rel=0.2)
+    np.testing.assert_allclose(found.groups.mean(0), found.mean, rtol=0.1, atol=1.0)
+    pairs = full_gradient(key, regularised, params, data, seconds=0.01)  # cancel linear noise
+    np.testing.assert_allclose(pairs.mean, exact, rtol=1e-5, atol=1e-4)
 
 
 def test_a_small_bias_is_flagged(key, toy):
@@ -222,7 +232,8 @@ def test_a_gradient_without_noise_is_no_trouble(key):
         monte_carlo().start(key, *problem),
         batch_size=2,
         state=(),
-        reference=Reference(np.array([8.0]), np.zeros(1), 3),
+        metric=UNIT,
+        reference=Reference(np.array([8.0]), np.zeros(1), 3, np.array([[8.0]])),
         seconds=0.1,
     )
     assert found.parts.total.value == 0
@@ -233,14 +244,17 @@ def test_the_budget_ends_the_measurement(key, toy, monkeypatch):
     objective, params, data = toy
     clock = itertools.count()
     monkeypatch.setattr(variance.time, "monotonic", lambda: float(next(clock)))
-    hasty = noise_of(key, objective, params, data, monte_carlo(), seconds=1.0)
+    hasty = noise_of(key, objective, params, data, monte_carlo(), seconds=1.0, least=4)
     assert hasty.evaluations == 16 * variance._LEAST
 
 
 @pytest.mark.slow
 def test_a_measurement_prints_plots_and_saves(key, toy, tmp_path):
     objective, params, data = toy
-    found = measure(key, objective, params, data, COUNTING, batch_size=B, warm_up=7, seconds=0.5)
+    found = measure(
+        key, objective, params, data, COUNTING, batch_size=B, warm_up=7, seconds=6.0,
+        num_steps=20, bases=default_bases(objective.noise),
+    )  # fmt: skip
     # The default state has learned for seven steps, and was then frozen.
     truth = sum(sum(parts) for parts in analytic(data).values())
     assert_matches(found.parts.total, truth, truth)
@@ -248,9 +262,19 @@ def test_a_measurement_prints_plots_and_saves(key, toy, tmp_path):
     assert found.signal_to_noise == pytest.approx(signal**2 / truth, rel=0.1)
     assert found.seconds_per_step > 0
     assert found.ceilings["linear"].value < 1e-5
+    assert not any("warm-up" in note for note in found.notes)
 
     text = str(found)
-    for word in ("points", "draws", "interaction", "slope", "z-score", "time per step", "linear"):
+    for word in (
+        "points",
+        "draws",
+        "interaction",
+        "slope",
+        "z-score",
+        "time per step",
+        "linear",
+        "limits",
+    ):
         assert word in text
     assert repr(found).startswith("Measurement(total=")
     assert "\n" not in repr(found)

@@ -24,7 +24,15 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from quell._checks import check_whole
 from quell._errors import invalid
-from quell.gaussian import Gaussian, cholesky, full_covariance, mean_field, packed
+from quell.gaussian import (
+    Block,
+    Gaussian,
+    full_covariance,
+    gaussian_blocks,
+    mean_field,
+    packed_each,
+    tangent,
+)
 
 _LEAST = 1e-3  # the share of the first bound that is left at the end, so that a longer run moves
 
@@ -43,21 +51,6 @@ class NaturalGradientState(NamedTuple):
     step: Int[Array, ""]
     skipped: Int[Array, ""]
     others: PyTree[Array]
-
-
-class _Block(NamedTuple):
-    """The place of one Gaussian, or of several alike, among the leaves.
-
-    Attributes:
-      mean, scale: the positions of the two leaves.
-      axis: the axis of `mean` that runs over the d weights.
-      full: whether `scale` is a packed factor, or else the log of standard deviations.
-    """
-
-    mean: int
-    scale: int
-    axis: int
-    full: bool
 
 
 def natural_gradient(
@@ -100,7 +93,7 @@ def natural_gradient(
     _check_arguments(num_steps, rate, bound, family, axis)
 
     def find(tree):
-        return _blocks(tree, family, axis)
+        return gaussian_blocks(tree, family, axis)
 
     inner = optax.with_extra_args_support(
         optax.masked(
@@ -152,20 +145,13 @@ def _full_step(mean, scale, g_mean, g_scale, rho, s, *, axis):
     """The change of mean and packed factor, and the length of the natural gradient."""
     m, g_m = jnp.moveaxis(mean, axis, -1), jnp.moveaxis(g_mean, axis, -1)
     d = m.shape[-1]
-    unpack = jnp.vectorize(lambda one: cholesky(one, d), signature="(t)->(d,d)")
-    pack = jnp.vectorize(packed, signature="(d,d)->(t)")
-    L, g_L = unpack(scale), unpack(g_scale)
-    a = jnp.einsum("...ji,...j->...i", L, g_m)
-    A = jnp.tril(jnp.einsum("...ki,...kj->...ij", L, g_L))
-    x = 0.5 * jnp.diagonal(A, axis1=-2, axis2=-1)
-    eye = jnp.eye(d, dtype=A.dtype)
-    below = A * (1 - eye)
+    L, a, below, x = tangent(m, scale, g_m, g_scale)
     length = _length(a, below, math.sqrt(2) * x)
-    rho = _bounded(rho, s, length, A.dtype)
-    M = rho * below + _factor(rho * x)[..., None] * eye
+    rho = _bounded(rho, s, length, L.dtype)
+    M = rho * below + _factor(rho * x)[..., None] * jnp.eye(d, dtype=L.dtype)
     new = jnp.swapaxes(solve_triangular(M, jnp.swapaxes(L, -1, -2), trans=1, lower=True), -1, -2)
     change = -rho * jnp.einsum("...ij,...kj,...k->...i", new, new, g_m, optimize="optimal")
-    return jnp.moveaxis(change, -1, axis), pack(new - L), length
+    return jnp.moveaxis(change, -1, axis), packed_each(new - L), length
 
 
 def _mean_field_step(mean, scale, g_mean, g_scale, rho, s, *, axis):
@@ -204,64 +190,14 @@ def _cosine(step: Int[Array, ""], num_steps: Any) -> Float[Array, ""]:
     return _LEAST + (1 - _LEAST) * 0.5 * (1 + jnp.cos(math.pi * done))
 
 
-def _blocks(tree: PyTree[Any], family: Any, axis: int | None) -> list[_Block]:
-    """The blocks among the leaves: siblings called mean and scale, whose shapes fit."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    place = {(path[:-1], _name(path)): i for i, (path, _) in enumerate(leaves)}
-    found = []
-    for (parent, name), i in place.items():
-        j = place.get((parent, "scale"))
-        if name == "mean" and j is not None:
-            where = f"params{jax.tree_util.keystr(parent)}"
-            shapes = jnp.shape(leaves[i][1]), jnp.shape(leaves[j][1])
-            found.append(_Block(i, j, *_reading(where, *shapes, family, axis)))
-    return found
-
-
-def _name(path: tuple[Any, ...]) -> Any:
-    """The last key of a path, whatever the node: a dict, a NamedTuple, a dataclass."""
-    return getattr(path[-1], "key", getattr(path[-1], "name", None)) if path else None
-
-
-def _reading(where: str, mean: tuple, scale: tuple, family: Any, axis: int | None):
-    """The axis of the weights and whether L is full: the one pair that fits the shapes."""
-    axes = [-1] if len(mean) == 1 else [-1, 0] if axis is None else [axis]
-    full = [
-        (k, True)
-        for k in axes
-        if mean and scale == ((*mean[:-1], _t(mean[-1])) if k else (*mean[1:], _t(mean[0])))
-    ]
-    fits = full * (family is not mean_field)
-    if mean and scale == mean and family is not full_covariance:
-        fits.append((-1, False))
-    if len(fits) == 1:
-        return fits[0]
-    shapes = f"mean {list(mean)} and scale {list(scale)} in {where}"
-    if not fits:
-        raise invalid(
-            "params",
-            expected="scale [..., d(d+1)/2] or [..., d] for mean [..., d]",
-            got=shapes,
-            advice="Take the params of quell.full_covariance or quell.mean_field.",
-        )
-    remedy = (
-        "axis=-1 or axis=0" if len(full) == 2 else "family=quell.mean_field, or full_covariance"
-    )
-    raise invalid("params", expected="blocks of one reading", got=shapes, advice=f"Pass {remedy}.")
-
-
-def _t(d: int) -> int:
-    return d * (d + 1) // 2
-
-
-def _strays(tree: PyTree[Any], find: Callable[[PyTree[Any]], list[_Block]]) -> PyTree[bool]:
+def _strays(tree: PyTree[Any], find: Callable[[PyTree[Any]], list[Block]]) -> PyTree[bool]:
     """Whether each leaf lies outside the blocks."""
     inside = {i for block in find(tree) for i in (block.mean, block.scale)}
     leaves, treedef = jax.tree.flatten(tree)
     return treedef.unflatten([i not in inside for i in range(len(leaves))])
 
 
-def _refuse_strays(params: PyTree[Any], find: Callable[[PyTree[Any]], list[_Block]]) -> None:
+def _refuse_strays(params: PyTree[Any], find: Callable[[PyTree[Any]], list[Block]]) -> None:
     paths = jax.tree_util.tree_flatten_with_path(_strays(params, find))[0]
     strays = [f"params{jax.tree_util.keystr(path)}" for path, stray in paths if stray]
     if strays:

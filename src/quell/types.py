@@ -13,10 +13,13 @@ from quell.datasets._dataset import Dataset as Dataset
 from quell.diagnostics.compare import Comparison as Comparison
 from quell.diagnostics.measurement import Measurement as Measurement
 from quell.diagnostics.measurement import Ratios as Ratios
+from quell.diagnostics.nats import Nats as Nats
 from quell.diagnostics.ranking import Row as Row
+from quell.diagnostics.recommend import Choice as Choice
 from quell.diagnostics.recommend import Recommendation as Recommendation
 from quell.diagnostics.statistics import Interval as Interval
 from quell.diagnostics.statistics import Parts as Parts
+from quell.diagnostics.variance import Coordinates as Coordinates
 from quell.estimators._pooling import Pooling as Pooling
 from quell.estimators._quadratic import Quadratic as Quadratic
 from quell.estimators._types import Batch as Batch

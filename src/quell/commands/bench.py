@@ -18,7 +18,8 @@ from quell._tree import take
 from quell.commands.catalogue import Problem, problem
 from quell.commands.catalogue import estimators as catalogue
 from quell.diagnostics.records import save_json, table, versions
-from quell.diagnostics.timing import in_turns, stepper
+from quell.diagnostics.stepper import stepper
+from quell.diagnostics.timing import in_turns
 from quell.estimators._types import Estimator
 from quell.models._logistic import logistic_regression
 from quell.models._types import Model

@@ -10,6 +10,7 @@ from jaxtyping import Array, Key, PyTree
 
 from quell import _tree
 from quell.bases import Basis, hermite, linear, polynomial
+from quell.diagnostics.budget import quick_jit
 from quell.diagnostics.statistics import Interval, ratio_interval
 from quell.noise import Noise
 from quell.objective import Objective
@@ -79,7 +80,7 @@ def ceilings(
 def _regressed(key, objective, params, data, flat, bases, draws, seconds) -> dict[str, Interval]:
     noise, N = objective.noise, objective.num_data
 
-    @jax.jit
+    @quick_jit
     def one_point(key, params, data):
         """The variance and the residual mean squares of each basis: `[1 + bases]`."""
         point_key, noise_key = jax.random.split(key)

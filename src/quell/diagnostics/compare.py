@@ -10,7 +10,9 @@ from jaxtyping import Array, Key, PyTree
 
 from quell._checks import check_positive, check_whole, checked_problem
 from quell._tree import number_of_parameters
-from quell.diagnostics.ceilings import ceilings, default_bases
+from quell.bases import Basis
+from quell.diagnostics.budget import status
+from quell.diagnostics.ceilings import ceilings
 from quell.diagnostics.ranking import Row, ranked
 from quell.diagnostics.records import as_json, microseconds, save_json, table
 from quell.diagnostics.statistics import Interval
@@ -28,7 +30,7 @@ BASELINES: Mapping[str, Estimator] = {
 """The estimators to beat: more draws, antithetic draws and larger batches."""
 
 _ADAM = optax.adam(1e-2)
-_CEILING = 0.1  # share of the time for the ceilings
+_CEILING = 0.3  # share of the time for the ceilings, if they are wanted
 
 
 class Comparison(NamedTuple):
@@ -43,6 +45,7 @@ class Comparison(NamedTuple):
       num_data: N.
       num_params: P.
       num_steps: steps of training before the parameters were frozen.
+      exact: whether `nats` of the rows are nats, or else noise as the optimiser sees it.
       target: the value of the objective to which the time was measured, if any.
     """
 
@@ -53,6 +56,7 @@ class Comparison(NamedTuple):
     num_data: int
     num_params: int
     num_steps: int
+    exact: bool
     target: float | None
 
     def __repr__(self) -> str:
@@ -95,6 +99,7 @@ def compare(
     seconds: float = 60.0,
     target: float | None = None,
     target_steps: int = 10_000,
+    bases: Mapping[str, Basis] | None = None,
     report: Callable[[str, int], None] | None = None,
 ) -> Comparison:
     """Compare estimators by variance × time on the same problem, at the same parameters.
@@ -123,9 +128,11 @@ def compare(
         of the time of a step.
       driver: the estimator of the training; plain by default. Noisy gradients shake the parameters,
         and coefficients then have more to follow than they would on gradients of their own.
-      seconds: the time to measure, not counting compilation and training.
+      seconds: the time to take, with compilation and training. What does not fit is left out by
+        name; an interruption (Ctrl-C) ends the measurement and keeps what it has.
       target: a value of the objective; if given, each estimator also trains until it reaches it.
-      target_steps: the most steps of such a training.
+      target_steps: the most steps of such a training, which takes its own time.
+      bases: bases of control variates, by name, whose ceilings are wanted.
       report: `report(name, batch_size)`, called before each estimator is measured.
 
     Returns:
@@ -136,23 +143,25 @@ def compare(
     check_whole("num_steps", num_steps, 0)
     check_whole("target_steps", target_steps, 1)
     check_positive("seconds", seconds, 60)
+    ceiling_seconds = _CEILING * seconds if bases else 0.0
     rank_key, target_key, ceiling_key = jax.random.split(key, 3)
     optimizer = _ADAM if optimizer is None else optimizer
     everyone = {**baselines, **estimators}
-    ranking = ranked(
-        rank_key,
-        objective,
-        params,
-        data,
-        everyone,
-        baselines=tuple(baselines),
-        batch_sizes=batch_sizes,
-        num_steps=num_steps,
-        optimizer=optimizer,
-        driver=driver,
-        seconds=(1 - _CEILING) * seconds,
-        report=report,
-    )
+    with status(report) as say:
+        ranking = ranked(
+            rank_key,
+            objective,
+            params,
+            data,
+            everyone,
+            baselines=tuple(baselines),
+            batch_sizes=batch_sizes,
+            num_steps=num_steps,
+            optimizer=optimizer,
+            driver=driver,
+            seconds=seconds - ceiling_seconds,
+            report=say,
+        )
     rows = ranking.rows
     if target is not None:
         rows = [
@@ -172,26 +181,33 @@ def compare(
             )
             for row in rows
         ]
-    here, bases, allowed = ranking.params, default_bases(objective.noise), _CEILING * seconds
+    limits = {}
+    if bases:
+        at = (objective, ranking.params, data)
+        limits = ceilings(ceiling_key, *at, bases=bases, seconds=ceiling_seconds)
     return Comparison(
         rows=tuple(rows),
         unavailable=ranking.unavailable,
         best_baseline=ranking.best_baseline,
-        ceilings=ceilings(ceiling_key, objective, here, data, bases=bases, seconds=allowed),
+        ceilings=limits,
         num_data=objective.num_data,
         num_params=number_of_parameters(params),
-        num_steps=num_steps,
+        num_steps=ranking.num_steps,
+        exact=ranking.exact,
         target=target,
     )
 
 
 def _report(comparison: Comparison) -> str:
+    unit = "nats" if comparison.exact else "seen by optimiser"
     columns: dict[str, Callable[[Row], str]] = {
         "estimator": lambda row: row.name + (" (biased)" if row.biased else ""),
         "batch size": lambda row: str(row.batch_size),
         "variance": lambda row: f"{row.variance_total.value:.3g}",
         "from draws": lambda row: f"{row.variance_draws.value:.3g}",
         "from points": lambda row: f"{row.variance_points.value:.3g}",
+        unit: lambda row: f"{row.nats.value:.3g}",
+        "noisier": lambda row: f"{100 * row.noisier:.0f} %",
         "µs per step": lambda row: microseconds(row.seconds_per_step),
         "efficiency (plain = 1)": lambda row: f"{row.efficiency_vs_plain:.2f}",
         "(best baseline = 1)": lambda row: f"{row.efficiency_vs_best:.2f}",

@@ -1,23 +1,39 @@
 """The measurement of a gradient estimator at fixed parameters."""
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Key, PyTree
 
 from quell._checks import check_batch_size, check_positive, check_whole, checked_problem
 from quell._errors import invalid
 from quell._tree import number_of_parameters
-from quell.diagnostics.ceilings import ceilings, default_bases
+from quell.bases import Basis
+from quell.diagnostics.budget import Budget, status
+from quell.diagnostics.ceilings import ceilings
 from quell.diagnostics.measurement import Measurement
+from quell.diagnostics.metric import Metric, fisher_metric, optimizer_metric, signal
+from quell.diagnostics.nats import Nats
 from quell.diagnostics.reference import full_gradient
-from quell.diagnostics.timing import peak_memory, seconds_per_step, state_after_steps, stepper
+from quell.diagnostics.stepper import Stepper, state_after_steps, stepper
+from quell.diagnostics.timing import (
+    peak_memory,
+    refresh_seconds,
+    seconds_per_step,
+)
 from quell.diagnostics.variance import variance_components
 from quell.estimators._types import Estimator, batch_of, check_estimator
 from quell.objective import Objective
+from quell.training.batches import Batches, reshuffle
 from quell.training.loop import start_key
 
-# Shares of the time; the variance needs most, since its error falls as one over the square root.
-_WARM_UP, _REFERENCE, _TIMING, _CEILING, _VARIANCE = 0.15, 0.15, 0.15, 0.15, 0.4
+# Shares of the time that is left; the variance needs most, since its error falls as one over the
+# square root. All of them include compilation.
+_WARM_UP, _REFERENCE, _VARIANCE, _TIMING = 0.2, 0.3, 0.6, 0.6
+_SPARE = 0.05  # share of the time that must be left to find out about memory
+_STEADY = 1000  # steps after which Adam's second moments are those of its gradients
 
 
 def measure(
@@ -28,8 +44,12 @@ def measure(
     estimator: Estimator,
     *,
     batch_size: int,
+    num_steps: int | None = None,
     state: PyTree[Array] | None = None,
     warm_up: int = 1000,
+    optimizer: optax.GradientTransformation | None = None,
+    batches: Batches = reshuffle,
+    bases: Mapping[str, Basis] | None = None,
     seconds: float = 5.0,
 ) -> Measurement:
     """Measure the noise of a gradient estimator at given parameters, split by cause, and its cost.
@@ -45,6 +65,14 @@ def measure(
     By the law of total variance D + I = E_B[tr Cov_ε[G | B]] is the most that can be gained from
     the draws when the batch is known (`draws_given_points`). A correction that does not look at the
     points can at best remove D; to remove the interaction, it must look at them.
+
+    The same parts are given in nats: ν = ½ tr(H⁻¹Σ) of the covariance Σ, with H the Fisher
+    information of q if all params are those of Gaussian families. No optimiser and no change of the
+    parameters alters it, and T steps leave at least ν/T nats; the points count in full in the first
+    epoch alone if batches are reshuffled. Other params are measured by what the optimiser, frozen
+    after a warm-up, multiplies gradients with. A verdict in words ends the table: the steps that
+    the noise demands, and whether noise or steps held back the run that ended at `params`, by its
+    signal ½ gᵀH⁻¹g. docs/yardstick.md has the theory and its tests.
 
     The parts come from independent blocks, each with 4 batches (drawn without replacement) crossed
     with 4 keys: in a block the mean squares of the two-way table give unbiased estimates of Q, D
@@ -62,10 +90,16 @@ def measure(
       data: a pytree with leaves `[N, ...]`.
       estimator: the estimator, such as `quell.monte_carlo()`.
       batch_size: |B|.
+      num_steps: T, the steps of the run that ended at `params`, for the verdict.
       state: the estimator's state, such as `fit(...).estimator_state`, for estimators that make no
         choices at the start, or the same choices. By default the first state, after learning.
       warm_up: the number of steps for which the default state learns at the fixed parameters.
-      seconds: the time to take, not counting compilation. More time gives narrower intervals.
+      optimizer: the optimiser of the run, part of the time of a step; by default Adam, rate 0.01.
+      batches: the stream of the run's batches, `reshuffle` or `with_replacement`.
+      bases: bases of control variates, by name, whose ceilings are wanted: the least share of the
+        draws' variance that any coefficients could leave. They take half of the time.
+      seconds: the time to take, with compilation. More time gives narrower intervals; too little
+        is said in `notes`.
 
     Returns:
       A record that prints as a table, plots and saves itself.
@@ -74,43 +108,97 @@ def measure(
     check_estimator("estimator", estimator)
     check_batch_size(batch_size, objective.num_data)
     check_whole("warm_up", warm_up, 0)
+    if num_steps is not None:
+        check_whole("num_steps", num_steps, 1)
     check_positive("seconds", seconds, 5)
+    budget, notes = Budget(seconds), []
+    if bases:
+        budget, rest = Budget(seconds / 2), seconds / 2
+    optimizer = optax.adam(1e-2) if optimizer is None else optimizer
     init_key, learn_key, *keys = jax.random.split(key, 6)
-    started = estimator.start(start_key(key), objective, params, data)
-    loop = stepper(objective, params, data, started, batch_size)
-    first = started.init(init_key, params)
-    if state is None:
-        allowed = _WARM_UP * seconds
-        state = state_after_steps(learn_key, loop, first, steps=warm_up, seconds=allowed)
-    _check_state(state, first)
     problem = (objective, params, data)
-    found = variance_components(
-        keys[0],
-        *problem,
-        started,
-        batch_size=batch_size,
-        state=state,
-        reference=full_gradient(keys[1], *problem, seconds=_REFERENCE * seconds),
-        seconds=_VARIANCE * seconds,
-    )
-    times = seconds_per_step(keys[2], {"": loop}, {"": state}, seconds=_TIMING * seconds)
-    bases, allowed = default_bases(objective.noise), _CEILING * seconds
+    with status() as say:
+        started = estimator.start(start_key(key), *problem)
+        loop = stepper(*problem, started, batch_size, optimizer)
+        first = started.init(init_key, params)
+        refreshes = 0.0  # per step
+        say(f"the first steps of {estimator.name}", batch_size)
+        given = state is not None
+        if not given:
+            allowed = budget.share(_WARM_UP)
+            learned = state_after_steps(learn_key, loop, first, steps=warm_up, seconds=allowed)
+            state, refreshes = learned.state, learned.refreshes / max(1, warm_up)
+            if learned.steps < warm_up:
+                notes.append(
+                    f"the time ended the warm-up after {learned.steps} of {warm_up} steps; an "
+                    "estimator that learns slowly is better than this. Give more seconds"
+                )
+        _check_state(state, first)
+        say("the gradient itself", objective.num_data)
+        metric = _metric(learn_key, objective, params, loop, state, optimizer)
+        reference = full_gradient(keys[1], *problem, seconds=budget.share(_REFERENCE))
+        say("noise", batch_size)
+        found = variance_components(
+            keys[0],
+            *problem,
+            started,
+            batch_size=batch_size,
+            state=state,
+            metric=metric,
+            reference=reference,
+            seconds=budget.share(_VARIANCE),
+        )
+        say("time per step", batch_size)
+        allowed = budget.share(_TIMING)
+        (taken,) = seconds_per_step(keys[2], {"": loop}, {"": state}, seconds=allowed).values()
+        if given and loop.refresh is not None:
+            notes.append(
+                "the time of a step is without the estimator's rare work, as state was given"
+            )
+        if refreshes:
+            taken = taken.plus(refreshes * refresh_seconds(keys[2], loop, state))
+    if (taken.high - taken.low) > taken.value:
+        notes.append("the time of a step is not known within a factor of two. Give more seconds")
     batch, total = batch_of(data, jnp.arange(batch_size)), found.parts.total.value
+    if found.parts.total.standard_error > total / 2 > 0:
+        notes.append("the variance is not known within a factor of two. Give more seconds")
+    shuffled, spare = batches is reshuffle, budget.left() > _SPARE * seconds
     return Measurement(
         parts=found.parts,
         leaves=found.leaves,
+        nats=Nats(
+            noise=found.nats,
+            signal=signal(metric, params, reference.groups),
+            metric=metric.name,
+            exact=metric.nats,
+            epoch=objective.num_data / batch_size if shuffled else float("inf"),
+        ),
+        coordinates=found.coordinates,
         norm_variance=found.norm_variance,
         bias_z=found.bias_z,
         squared_bias=found.squared_bias,
         signal_to_noise=found.squared_mean / total if total > 0 else float("inf"),
-        seconds_per_step=times[""],
-        peak_memory=peak_memory(objective, params, batch, started, state),
-        ceilings=ceilings(keys[3], *problem, bases=bases, seconds=allowed),
+        seconds_per_step=taken.value,
+        seconds_interval=taken,
+        # compiled once more, if there is time for that
+        peak_memory=peak_memory(*problem[:2], batch, started, state) if spare else None,
+        ceilings=ceilings(keys[3], *problem, bases=bases, seconds=rest) if bases else {},
         batch_size=batch_size,
         num_data=objective.num_data,
         num_params=number_of_parameters(params),
+        num_steps=num_steps,
         evaluations=found.evaluations,
+        notes=tuple(notes),
     )
+
+
+def _metric(key, objective: Objective, params, loop: Stepper, state, optimizer) -> Metric:
+    """The Fisher information if there is one, otherwise the optimiser's, warmed on this noise."""
+    found = fisher_metric(objective, params)
+    if found is not None:
+        return found
+    steps = min(_STEADY, loop.length)
+    return optimizer_metric(optimizer, loop.warmed(loop.prepare(key), state, steps), params)
 
 
 def _check_state(state: PyTree[Array], expected: PyTree[Array]) -> None:

@@ -1,7 +1,6 @@
-"""Rankings of estimators by variance × time: the measurements behind `compare`."""
+"""Measurements of several estimators at the same parameters, for `compare` and `recommend`."""
 
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,26 +9,24 @@ from jaxtyping import Array, Key, PyTree
 
 from quell._errors import invalid
 from quell._tree import number_of_parameters
+from quell.diagnostics.budget import Budget, Report, quick_jit
+from quell.diagnostics.cells import Cell, Spot, measured_cell, metric_at, step_times
 from quell.diagnostics.records import as_json
-from quell.diagnostics.reference import Reference, full_gradient
+from quell.diagnostics.reference import full_gradient, no_reference
 from quell.diagnostics.statistics import Interval
-from quell.diagnostics.timing import (
-    Stepper,
+from quell.diagnostics.stepper import (
     largest_prime,
-    seconds_per_step,
-    state_after_path,
-    state_after_steps,
     stepper,
 )
-from quell.diagnostics.variance import VarianceComponents, variance_components
-from quell.estimators._types import Estimator, Started, check_estimator
+from quell.diagnostics.variance import VarianceComponents
+from quell.estimators._types import Estimator, check_estimator
 from quell.objective import Objective
 from quell.training.short import short_training
 
 _SIGNIFICANT = 5.0  # plain gradients with rare large entries reach z-scores of 4.4
-_FOLLOW = 10.0  # the most seconds for which a state learns along a run
 _PATH_NUMBERS = 2**25  # the most numbers in the path of a run
-_REFERENCE, _WARM_UP, _VARIANCE, _TIMING = 0.1, 0.1, 0.45, 0.35  # shares of the time
+_TRAINING, _REFERENCE, _TIMING = 0.3, 0.1, 0.25  # shares of the time that is left
+_NOTHING = 1e-12  # of plain's noise, or of the squared gradient: a variance below is rounding
 
 
 class Row(NamedTuple):
@@ -41,9 +38,13 @@ class Row(NamedTuple):
       variance_total: the trace of the covariance of the gradient, with its interval.
       variance_draws: the part that remains when the batch is known.
       variance_points: the part that remains when the draws are averaged out.
+      nats: ν, the noise in nats, or as the optimiser sees it.
+      nats_draws, nats_points: the same two parts of it.
+      noisier: the share of coordinates that are noisier than plain's at this batch size.
       bias_z: the z-score of the bias.
       error: the variance, plus the squared bias if the bias is significant.
-      seconds_per_step: the median time of a compiled step.
+      seconds_per_step: the median time of a compiled step, the estimator's rare work included.
+      seconds_interval: the same with its interval.
       efficiency_vs_plain: error × time of one plain draw at this batch size, over error × time of
         the estimator.
       efficiency_vs_best: the same ratio against the best baseline at any batch size.
@@ -56,9 +57,14 @@ class Row(NamedTuple):
     variance_total: Interval
     variance_draws: Interval
     variance_points: Interval
+    nats: Interval
+    nats_draws: Interval
+    nats_points: Interval
+    noisier: float
     bias_z: float
     error: float
     seconds_per_step: float
+    seconds_interval: Interval
     efficiency_vs_plain: float
     efficiency_vs_best: float
     seconds_to_target: float | None = None
@@ -76,6 +82,8 @@ class Row(NamedTuple):
                 flat |= {name: value.value, f"{name}_interval": [value.low, value.high]}
             else:
                 flat[name] = value
+        flat["seconds_per_step_interval"] = flat.pop("seconds_interval_interval")
+        del flat["seconds_interval"]
         return as_json(flat)
 
 
@@ -87,12 +95,18 @@ class Ranking(NamedTuple):
       best_baseline: name and batch size of the best baseline.
       unavailable: the reason why an estimator has no row, by its name.
       params: the parameters at which all estimators were measured.
+      num_steps: the steps of the training that led there.
+      exact: whether the unit of `nats` is the nat; otherwise it is as the optimiser sees it.
+      times: seconds per step, by name and batch size.
     """
 
     rows: list[Row]
     best_baseline: tuple[str, int]
     unavailable: dict[str, str]
     params: PyTree[Array]
+    num_steps: int
+    exact: bool
+    times: dict[tuple[str, int], Interval]
 
 
 def ranked(
@@ -107,99 +121,121 @@ def ranked(
     num_steps: int,
     optimizer: optax.GradientTransformation,
     driver: Estimator | None,
+    driving: optax.GradientTransformation | None = None,
+    precise: float = 0.0,
+    unbiased: bool = False,
+    timed: Collection[int] = (),
     seconds: float,
-    report: Callable[[str, int], None] | None = None,
+    report: Report | None = None,
 ) -> Ranking:
-    """Measure and rank estimators, among them the baselines, which are given by name."""
+    """Measure and rank estimators, among them the baselines, which are given by name.
+
+    The time is that of the clock on the wall. What does not fit is left out by name, larger batches
+    first; an interruption ends the measurement, and what was measured by then is ranked.
+
+    Args (beside those of `compare`):
+      optimizer: the optimiser of the run to come, part of the time of a step.
+      driving: the optimiser of the training that leads to the parameters; the same by default.
+      precise: the relative standard error of the noise in nats that is enough.
+      unbiased: whether all estimators are known to be, so that no pass over the data is needed.
+      timed: batch sizes that are timed and no more.
+    """
     _check_estimators(estimators, baselines)
     sizes = _checked_sizes(batch_sizes, objective.num_data)
+    budget, say = Budget(seconds), report or (lambda name, size: None)
     train_key, reference_key, start_key, each_key, timing_key = jax.random.split(key, 5)
-    here, path = params, None
+    here, path, trained = params, None, 0
     if num_steps:
+        say("training", sizes[0])
         W = largest_prime(min(num_steps, _PATH_NUMBERS // number_of_parameters(params)))
-        here, path = short_training(
+        here, path, trained = short_training(
             train_key,
             objective,
             params,
             data,
             driver or estimators["plain"],
-            optimizer,
+            driving or optimizer,
             num_steps=num_steps,
             batch_size=sizes[0],
             path=W,
+            jit=quick_jit if unbiased else jax.jit,
+            seconds=budget.share(_TRAINING),
         )
-    allowed = _REFERENCE * seconds
-    reference = full_gradient(reference_key, objective, here, data, seconds=allowed)
-    spot = _Spot(objective, here, path, data, optimizer, reference)
-    share = seconds / (len(estimators) * len(sizes))
-    loops, states, found, unavailable = {}, {}, {}, {}
-    for name, estimator in estimators.items():
-        try:
-            started = estimator.start(start_key, objective, params, data)  # one key for all: fair
-            for size in sizes:
-                if report:
-                    report(name, size)
-                measured = _measured(each_key, spot, started, size, share)
-                loops[name, size], states[name, size], found[name, size] = measured
-        except ValueError as error:
-            if name == "plain":  # without it there is nothing to compare with
-                raise
-            unavailable[name] = f"not available: {error}"
-    times = seconds_per_step(timing_key, loops, states, seconds=_TIMING * seconds)
-    return Ranking(*_rows(found, times, baselines), unavailable, here)
-
-
-class _Spot(NamedTuple):
-    """The problem at the parameters at which all estimators are measured."""
-
-    objective: Objective
-    params: PyTree[Array]
-    path: PyTree[Array] | None
-    data: PyTree[Array]
-    optimizer: optax.GradientTransformation
-    reference: Reference
-
-
-def _measured(
-    key: Key[Array, ""], spot: _Spot, started: Started, size: int, seconds: float
-) -> tuple[Stepper, PyTree[Array], VarianceComponents]:
-    """The loop of an estimator, its state after learning, and its noise."""
-    init_key, learn_key, noise_key = jax.random.split(key, 3)
-    problem = (spot.objective, spot.params, spot.data)
-    loop = stepper(*problem, started, size, spot.optimizer)
-    if spot.path is None:
-        state = started.init(init_key, spot.params)
-        allowed = _WARM_UP * seconds
-        state = state_after_steps(learn_key, loop, state, steps=1000, seconds=allowed)
+    if unbiased:
+        reference = no_reference(number_of_parameters(params))
     else:
-        state = started.init(init_key, jax.tree.map(lambda p: p[0], spot.path))
-        state = state_after_path(learn_key, loop, state, spot.path, seconds=_FOLLOW)
-    found = variance_components(
-        noise_key,
-        *problem,
-        started,
-        batch_size=size,
-        state=state,
-        reference=spot.reference,
-        seconds=_VARIANCE * seconds,
-    )
-    if not math.isfinite(found.parts.total.value):
-        raise ValueError(
-            f"estimator: gradients are not finite at batch size {size}. Lower its learning rate."
-        )
-    return loop, state, found
+        say("the gradient itself", objective.num_data)
+        allowed = budget.share(_REFERENCE)
+        reference = full_gradient(reference_key, objective, here, data, seconds=allowed)
+    started = {"plain": estimators["plain"].start(start_key, objective, params, data)}
+    spot = Spot(objective, here, path, data, optimizer, reference)
+    metric = metric_at(each_key, spot, started["plain"], sizes[0])
+    cells: dict[tuple[str, int], Cell] = {}
+    unavailable: dict[str, str] = {}
+    names = ["plain", *(name for name in estimators if name != "plain")]
+    order = [(name, size) for size in sizes for name in names]
+    reserve, quickest = budget.share(_TIMING), 0.0
+    try:
+        for number, (name, size) in enumerate(order):
+            left = budget.left() - reserve
+            if name in unavailable:
+                continue
+            if len(cells) > 1 and (
+                left < quickest / 2 or (name != "plain" and ("plain", size) not in cells)
+            ):
+                unavailable[f"{name}, batch size {size}"] = f"left out: {seconds:g} s were over"
+                continue
+            say(name, size)
+            try:
+                if name not in started:  # one key for all: fair
+                    started[name] = estimators[name].start(start_key, objective, params, data)
+                share = max(left, 0.0) / (len(order) - number)
+                cells[name, size] = measured_cell(
+                    each_key, spot, metric, started[name], size, precise, share
+                )
+            except ValueError as error:
+                if name == "plain":  # without it there is nothing to compare with
+                    raise
+                unavailable[name] = f"not available: {error}"
+            took = left + reserve - budget.left()
+            quickest = min(took, quickest) if quickest else took
+    except KeyboardInterrupt:
+        if not cells:
+            raise
+        missing = [at for at in order if at not in cells and at[0] not in unavailable]
+        unavailable |= {f"{name}, batch size {size}": "interrupted" for name, size in missing}
+    for size in set(timed) - set(sizes):
+        for name in [name for name, at in cells if at == sizes[0]]:
+            if budget.left() < quickest / 2:
+                unavailable[f"{name}, batch size {size}"] = f"left out: {seconds:g} s were over"
+                continue
+            say(f"time per step of {name}", size)
+            cell = cells[name, sizes[0]]
+            problem = (objective, here, data, started[name], size, optimizer)
+            cells[name, size] = cell._replace(loop=stepper(*problem), found=None)
+            cells[name, size].loop.advance(
+                cells[name, size].loop.prepare(timing_key), cell.learned.state, 0
+            )  # compiles
+    say("time per step", max(size for _, size in cells))
+    times = step_times(timing_key, cells, budget.left())
+    found = {at: cell.found for at, cell in cells.items() if cell.found is not None}
+    rows, best = _rows(found, times, baselines)
+    return Ranking(rows, best, unavailable, here, trained, metric.nats, times)
 
 
 def _rows(
     found: Mapping[tuple[str, int], VarianceComponents],
-    times: Mapping[tuple[str, int], float],
+    times: Mapping[tuple[str, int], Interval],
     baselines: Collection[str],
 ) -> tuple[list[Row], tuple[str, int]]:
     """Every estimator's row, the most efficient first."""
     errors = {at: _error(components) for at, components in found.items()}
     # A variance estimated as zero still costs time: it cannot be told from rounding.
-    least = {size: 1e-12 * errors["plain", size] for _, size in errors}
-    costs = {at: max(errors[at], least[at[1]]) * times[at] for at in errors}
+    least = {
+        size: _NOTHING * (errors["plain", size] + found["plain", size].squared_mean)
+        for _, size in errors
+    }
+    costs = {at: max(errors[at], least[at[1]]) * times[at].value for at in errors}
     best = min((at for at in costs if at[0] in baselines), key=lambda at: costs[at])
     rows = [
         Row(
@@ -208,9 +244,14 @@ def _rows(
             variance_total=components.parts.total,
             variance_draws=components.parts.draws_given_points,
             variance_points=components.parts.points,
+            nats=components.nats.total,
+            nats_draws=components.nats.draws_given_points,
+            nats_points=components.nats.points,
+            noisier=components.coordinates.noisier(found["plain", at[1]].coordinates),
             bias_z=components.bias_z,
             error=errors[at],
-            seconds_per_step=times[at],
+            seconds_per_step=times[at].value,
+            seconds_interval=times[at],
             efficiency_vs_plain=_ratio(costs["plain", at[1]], costs[at]),
             efficiency_vs_best=_ratio(costs[best], costs[at]),
         )

@@ -1,62 +1,112 @@
-"""The recommendation of an estimator for a problem, from measurements within a budget."""
+"""The recommendation of an estimator and a batch size, from measurements within a budget."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import optax
 from jaxtyping import Array, Key, PyTree
 
-from quell import bases
 from quell._checks import check_batch_size, check_positive, check_whole, checked_problem
-from quell._tree import number_of_parameters
+from quell.diagnostics.budget import status
+from quell.diagnostics.metric import family_of, fisher_metric
+from quell.diagnostics.nats import steps_to
 from quell.diagnostics.ranking import Row, ranked
 from quell.diagnostics.records import microseconds, table
+from quell.diagnostics.statistics import Interval
 from quell.estimators._closed_form import closed_form
-from quell.estimators._joint import joint
 from quell.estimators._sampling import antithetic, monte_carlo
 from quell.estimators._types import Estimator
+from quell.natural_gradient import natural_gradient
 from quell.objective import Objective
+from quell.training.batches import Batches, reshuffle
 
-_WEIGHTS, _TABLE = 16, 2**23  # the most weights (d² Hessian entries) and table entries of `joint`
-_MARGIN = 1.05  # the least efficiency of a recommendation: below it, the gain may be noise
+_PRECISE = 0.03  # relative standard error of noise that is enough for a choice
+_LARGER = 16  # a second batch size is measured, so many times larger: steps cost a + b|B|
+_BEYOND = 8  # the time of a step is trusted up to so many times the largest size measured
+_NOISIER = 0.05  # the most coordinates that may be noisier than plain's
+_MARGIN = 1.05, 1.15  # a simpler estimator may take so much longer: without and with doubt
+
+
+class Choice(NamedTuple):
+    """An estimator at a batch size, with the time that it needs.
+
+    Attributes:
+      name: the estimator.
+      batch_size: |B|.
+      nats: ν, or the noise as the optimiser sees it.
+      seconds_per_step: the time of a step.
+      seconds: the time of a run to within a nat: the steps of a run without noise, and the steps
+        that the noise demands.
+      doubt: the relative standard error of `seconds`.
+      reason: why it was not considered, or an empty text.
+    """
+
+    name: str
+    batch_size: int
+    nats: float
+    seconds_per_step: float
+    seconds: float
+    doubt: float
+    reason: str = ""
 
 
 class Recommendation(NamedTuple):
-    """The estimator to use, with the measurements behind the choice; see `quell.recommend`.
+    """The estimator and the batch size to use, with the measurements; see `quell.recommend`.
 
     Attributes:
       name: the name of the recommended estimator.
       estimator: the estimator itself, for `fit`.
-      candidates: the measured estimators, the most efficient first.
-      batch_size: |B|, for which the choice holds.
+      batch_size: |B|, for `fit`.
+      choices: every estimator at its best batch size, the soonest first.
+      candidates: the measurements, the most efficient by variance × time first.
+      num_steps: T, the run for which the choice holds.
+      exact: whether `nats` are nats, or else noise as the optimiser sees it.
+      unavailable: the reason why a candidate was not measured, by its name.
     """
 
     name: str
     estimator: Estimator
-    candidates: tuple[Row, ...]
     batch_size: int
+    choices: tuple[Choice, ...]
+    candidates: tuple[Row, ...]
+    num_steps: int
+    exact: bool
+    unavailable: dict[str, str]
 
     def __repr__(self) -> str:
-        gain = next(row.efficiency_vs_plain for row in self.candidates if row.name == self.name)
-        return f"Recommendation({self.name} at batch size {self.batch_size}, {gain:.2f} × plain)"
+        own = next(c for c in self.choices if c.name == self.name)
+        plain = next(c for c in self.choices if c.name == "plain")
+        gain = f"{plain.seconds / own.seconds:.2f} × sooner than plain"
+        return f"Recommendation({self.name} at batch size {self.batch_size}, {gain})"
 
     def __str__(self) -> str:
-        head = ["estimator", "variance", "µs per step", "efficiency (plain = 1)"]
+        unit = "nats" if self.exact else "noise seen by optimiser"
+        head = ["estimator", "batch size", unit, "µs per step", "seconds to a nat", ""]
         rows = [
             [
-                row.name,
-                f"{row.error:.3g}",
-                microseconds(row.seconds_per_step),
-                f"{row.efficiency_vs_plain:.2f}",
+                choice.name,
+                str(choice.batch_size),
+                f"{choice.nats:.3g}",
+                microseconds(choice.seconds_per_step),
+                f"{choice.seconds:.3g}",
+                choice.reason,
             ]
-            for row in self.candidates
+            for choice in self.choices
         ]
-        return f"Use {self.name} (batch size {self.batch_size}).\n\n{table(head, rows)}"
+        lines = [f"Use {self.name} at batch size {self.batch_size}.", table(head, rows)]
+        lines += [f"{name}: {reason}" for name, reason in self.unavailable.items()]
+        return "\n\n".join(lines[:2]) + "".join(f"\n{line}" for line in lines[2:])
 
     def to_json(self) -> dict[str, Any]:
         """The record as plain dictionaries and numbers."""
-        rows = [row.to_json() for row in self.candidates]
-        return {"name": self.name, "batch_size": self.batch_size, "candidates": rows}
+        return {
+            "name": self.name,
+            "batch_size": self.batch_size,
+            "choices": [choice._asdict() for choice in self.choices],
+            "candidates": [row.to_json() for row in self.candidates],
+            "unavailable": self.unavailable,
+        }
 
 
 def recommend(
@@ -66,69 +116,163 @@ def recommend(
     data: PyTree[Array],
     *,
     batch_size: int = 10,
+    largest: int | None = None,
     seconds: float = 10.0,
     optimizer: optax.GradientTransformation | None = None,
     num_steps: int = 500,
+    batches: Batches = reshuffle,
+    report: Callable[[str, int], None] | None = None,
 ) -> Recommendation:
-    """Recommend the estimator with the least variance × time, or plain if nothing beats plain.
+    """Recommend the estimator and the batch size that are soonest within a nat of the optimum.
 
-    The candidates learn along a short training on plain gradients, as they would in a long
-    training, and are measured at its end.
+    A run of T steps without noise is followed by the steps that the noise demands, ν/1 nat (see
+    `quell.measure`), each at its measured time, the estimator's rare work included. The candidates
+    learn along a short training, by natural gradients if q is Gaussian, and are measured at its
+    end, since noise near the optimum is what counts. Noise at other batch sizes follows from that
+    at the smallest; the time of a step is measured at two sizes and taken to be linear. A candidate
+    that makes more than 5 % of the coordinates noisier than plain is dropped, and a simpler
+    estimator is preferred if it takes no longer than measurements can tell.
 
     Args:
       key: the key for all randomness.
       objective: L.
       params: θ, the start of the training.
       data: leaves `[N, ...]`.
-      batch_size: |B|.
-      seconds: the time to measure, not counting compilation and the short training.
-      optimizer: the optimiser of the short training; Adam with rate 0.01 by default. Its update is
-        part of the time of a step.
-      num_steps: the number of steps of the short training.
+      batch_size: |B|, the smallest batch size.
+      largest: the largest batch size; N by default. `largest=batch_size` leaves no choice.
+      seconds: the time to take, with compilation and the short training. What does not fit is left
+        out by name; an interruption (Ctrl-C) ends the measurement and keeps what it has.
+      optimizer: the optimiser of the run; Adam with rate 0.01 by default. Its update is part of the
+        time of a step.
+      num_steps: T, the steps of the short training, and of a run without noise.
+      batches: the stream of the run's batches, `reshuffle` or `with_replacement`.
+      report: `report(name, batch_size)`, called before each measurement.
 
     Returns:
-      A record that prints as a table: `fit(..., estimator=recommend(...).estimator)`.
+      A record that prints as a table: `fit(..., estimator=advice.estimator,
+      batch_size=advice.batch_size)`.
     """
     data = checked_problem(key, objective, data)
     check_batch_size(batch_size, objective.num_data)
+    N = objective.num_data
+    largest = N if largest is None else largest
+    check_whole("largest", largest, batch_size)
     check_whole("num_steps", num_steps, 0)
     check_positive("seconds", seconds, 10)
-    estimators = candidates(objective, params)
-    ranking = ranked(
-        key,
-        objective,
-        params,
-        data,
-        estimators,
-        baselines=("plain",),
-        batch_sizes=(batch_size,),
-        num_steps=num_steps,
-        optimizer=optax.adam(1e-2) if optimizer is None else optimizer,
-        driver=None,
-        seconds=seconds,
-    )
-    return recommendation(estimators, ranking.rows)
+    estimators = candidates(objective)
+    larger = min(_LARGER * batch_size, largest, N)
+    with status(report) as say:
+        ranking = ranked(
+            key,
+            objective,
+            params,
+            data,
+            estimators,
+            baselines=("plain",),
+            batch_sizes=(batch_size,),
+            timed=(larger,),
+            unbiased=True,
+            precise=_PRECISE,
+            num_steps=num_steps,
+            optimizer=optax.adam(1e-2) if optimizer is None else optimizer,
+            driver=estimators.get("antithetic", estimators["plain"]),
+            driving=_natural(objective, params, num_steps),
+            seconds=seconds,
+            report=say,
+        )
+    run = Run(max(1, num_steps), N, min(largest, N), batches is reshuffle, ranking.exact)
+    found = recommendation(estimators, ranking.rows, ranking.times, run)
+    return found._replace(unavailable=ranking.unavailable)
 
 
-def candidates(objective: Objective, params: PyTree[Array]) -> dict[str, Estimator]:
-    """The candidates of `recommend`, by name.
-
-    The joint control variate is a candidate for variational objectives with few weights.
-    """
-    found = {
-        "plain": monte_carlo(),
-        "closed-form": closed_form(),
-        "closed-form-points": closed_form(basis=bases.no_basis()),
-    }
+def candidates(objective: Objective) -> dict[str, Estimator]:
+    """The candidates of `recommend`, by name, the simplest first."""
+    found = {"plain": monte_carlo()}
     if objective.noise.reflect is not None:
         found["antithetic"] = antithetic()
-    small = objective.num_data * number_of_parameters(params) <= _TABLE
-    if objective.variational is not None and objective.noise.size <= _WEIGHTS and small:
-        found["joint"] = joint()
-    return found
+    return found | {"closed-form": closed_form()}
 
 
-def recommendation(estimators: Mapping[str, Estimator], rows: Sequence[Row]) -> Recommendation:
-    """The choice from rows of one batch size, the most efficient first."""
-    best = rows[0].name if rows[0].efficiency_vs_plain >= _MARGIN else "plain"
-    return Recommendation(best, estimators[best], tuple(rows), rows[0].batch_size)
+def _natural(
+    objective: Objective, params: PyTree[Array], num_steps: int
+) -> optax.GradientTransformation | None:
+    """Natural gradients for a short training, if they fit: they come close to the optimum soon."""
+    if fisher_metric(objective, params) is None or not num_steps:
+        return None
+    return natural_gradient(num_steps, family=family_of(objective))
+
+
+class Run(NamedTuple):
+    """The run for which a choice is made."""
+
+    num_steps: int
+    num_data: int
+    largest: int
+    reshuffled: bool
+    exact: bool
+
+
+def recommendation(
+    estimators: Mapping[str, Estimator],
+    rows: Sequence[Row],
+    times: Mapping[tuple[str, int], Interval],
+    run: Run,
+) -> Recommendation:
+    """The choice from rows of one batch size and times at more, the simplest estimator first."""
+    measured, best = {row.name: row for row in rows}, {}
+    for name in [name for name in estimators if name in measured]:
+        own = {size: time.value for (which, size), time in times.items() if which == name}
+        options = _choices(measured[name], own, run)
+        best[name] = min(options, key=lambda choice: choice.seconds)
+    open_ones = {name: choice for name, choice in best.items() if not choice.reason}
+    soonest = min(open_ones.values(), key=lambda choice: choice.seconds)
+    chosen = next(choice for choice in open_ones.values() if _as_good(choice, soonest))
+    return Recommendation(
+        chosen.name,
+        estimators[chosen.name],
+        chosen.batch_size,
+        tuple(sorted(best.values(), key=lambda choice: choice.seconds)),
+        tuple(rows),
+        run.num_steps,
+        run.exact,
+        {},
+    )
+
+
+def _as_good(choice: Choice, soonest: Choice) -> bool:
+    """Whether a choice is as good as the soonest, as far as measurements can tell."""
+    doubt = math.hypot(choice.doubt, soonest.doubt)
+    return choice.seconds <= soonest.seconds * min(max(_MARGIN[0], 1 + doubt), _MARGIN[1])
+
+
+def _choices(row: Row, seconds: Mapping[int, float], run: Run) -> list[Choice]:
+    """An estimator at every batch size, from its noise at one and its times at one or two."""
+    small, largest_timed = row.batch_size, max(seconds)
+    sizes = {small}
+    if largest_timed > small:
+        top = min(run.largest, _BEYOND * largest_timed)
+        sizes |= {small * 2**k for k in range(32) if small * 2**k <= top} | {top}
+    noisy = row.noisier > _NOISIER
+    reason = f"{100 * row.noisier:.0f} % of coordinates noisier" if noisy else ""
+    return [_choice(row, seconds, size, run, reason) for size in sorted(sizes)]
+
+
+def _choice(row: Row, seconds: Mapping[int, float], size: int, run: Run, reason: str) -> Choice:
+    """An estimator at one batch size: its noise scales, its time is linear."""
+    N, small, large = run.num_data, row.batch_size, max(seconds)
+    draws = max(row.nats_draws.value, 0.0) * small / size
+    # a batch without replacement has noise in proportion to 1/|B| − 1/N
+    share = (1 / size - 1 / N) / (1 / small - 1 / N) if small < N else 0.0
+    points = max(row.nats_points.value, 0.0) * share
+    per_step = seconds[small]
+    if large > small:
+        per_step += max(seconds[large] - per_step, 0.0) / (large - small) * (size - small)
+    if run.exact:
+        noisy = steps_to(draws, points, 1.0, N / size if run.reshuffled else math.inf)
+    else:  # a run at this rate ends ν/2 above; its rate has to fall by as much
+        noisy = run.num_steps * (draws + points) / 2
+    nats, time = row.nats, row.seconds_interval
+    of_noise = nats.standard_error / nats.value if nats.value > 0 else 0.0
+    doubt = math.hypot(time.standard_error / time.value, of_noise * noisy / (run.num_steps + noisy))
+    total = per_step * (run.num_steps + noisy)
+    return Choice(row.name, size, draws + points, per_step, total, doubt, reason)

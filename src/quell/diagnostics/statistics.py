@@ -25,6 +25,10 @@ class Interval(NamedTuple):
     def __str__(self) -> str:
         return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
+    def plus(self, constant: float) -> "Interval":
+        """The same with a known number added."""
+        return Interval(self.value + constant, self.low + constant, self.high + constant)
+
     @property
     def standard_error(self) -> float:
         """The standard error behind the interval, as if the number were normal."""
@@ -73,6 +77,17 @@ def ratio_interval(top: Float[np.ndarray, " R"], bottom: Float[np.ndarray, " R"]
     ratio = float(np.sum(top) / np.sum(bottom))
     spread = mean_interval((top - ratio * bottom) / np.mean(bottom))  # linearised ratio
     return _around(ratio, spread.high - spread.value)
+
+
+def median_interval(values: Float[np.ndarray, " R"]) -> Interval:
+    """The median of independent replicates, with the interval of its order statistics.
+
+    For fewer than six replicates the interval is their range, whose confidence is lower.
+    """
+    ordered = np.sort(values)
+    R = len(ordered)
+    below = int(special.bdtrik((1 - CONFIDENCE) / 2, R, 0.5)) if R > 5 else 0
+    return Interval(float(np.median(ordered)), float(ordered[below]), float(ordered[R - 1 - below]))
 
 
 def quotient(top: Interval, bottom: Interval) -> Interval:

@@ -1,5 +1,6 @@
 """The covariance of a gradient, which a crossed design splits into draws and points."""
 
+import math
 import time
 from functools import partial
 from typing import NamedTuple
@@ -12,6 +13,8 @@ from jaxtyping import Array, Float, Int32, Key, PyTree
 from scipy import special
 
 from quell import _tree
+from quell.diagnostics.budget import quick_jit
+from quell.diagnostics.metric import Metric
 from quell.diagnostics.reference import Reference
 from quell.diagnostics.statistics import Interval, Parts, parts_from
 from quell.estimators._types import Started, batch_of
@@ -23,9 +26,37 @@ _K = 4  # keys in a block, each used with every batch
 _LENGTH = 256  # the most blocks of one call
 _LENGTH_ROWS = 2**16  # the most indices computed at once
 _LEAST = 4  # the fewest blocks that give an interval
+_FEW = 64  # the fewest blocks whose spread can be trusted
 _MOST = 50_000  # the most blocks: the intervals are then narrow enough
 _VISIT = 0.1  # seconds between looks at the clock
+_NOISIER, _DOUBT = 1.05, 2.0  # so much noisier than plain, by so many standard errors, counts
+_ROUNDING = 1e-6  # of a coordinate's own mean, and of the root mean square of all
 _WIDTH_NUMBERS = 2**19  # the most numbers in the gradients of examples computed at once
+
+
+class Coordinates(NamedTuple):
+    """The variance of each coordinate of a gradient.
+
+    Attributes:
+      variance: the variances, `[P]`.
+      standard_error: their standard errors, `[P]`.
+      rounding: variances below these are rounding, `[P]`.
+    """
+
+    variance: Float[np.ndarray, " P"]
+    standard_error: Float[np.ndarray, " P"]
+    rounding: Float[np.ndarray, " P"]
+
+    @property
+    def summed_sd(self) -> float:
+        """(Σᵢ sdᵢ)², the noise for an optimiser that divides by each coordinate's own scale."""
+        return float(np.sqrt(np.maximum(self.variance, 0.0)).sum() ** 2)
+
+    def noisier(self, plain: "Coordinates") -> float:
+        """The share of coordinates that are noisier than those of `plain`, beyond all doubt."""
+        error = np.hypot(self.standard_error, plain.standard_error)
+        more = self.variance - _NOISIER * np.maximum(plain.variance, 0.0)
+        return float(np.mean((more > _DOUBT * error) & (self.variance > self.rounding)))
 
 
 class VarianceComponents(NamedTuple):
@@ -33,6 +64,8 @@ class VarianceComponents(NamedTuple):
 
     Attributes:
       parts: the parts of the trace of the covariance.
+      nats: the parts of ½ tr(H⁻¹Σ) in the metric of `quell.diagnostics.metric`.
+      coordinates: the variance of each coordinate.
       leaves: the parts of each leaf of the parameters, by its path.
       norm_variance: Var‖G‖, the variance of the gradient's norm.
       squared_mean: an unbiased estimate of ‖E[G]‖².
@@ -42,6 +75,8 @@ class VarianceComponents(NamedTuple):
     """
 
     parts: Parts
+    nats: Parts
+    coordinates: Coordinates
     leaves: dict[str, Parts]
     norm_variance: Interval
     squared_mean: float
@@ -59,8 +94,11 @@ def variance_components(
     *,
     batch_size: int,
     state: PyTree[Array],
+    metric: Metric,
     reference: Reference,
     seconds: float,
+    least: int = _LEAST,
+    precise: float = 0.0,
 ) -> VarianceComponents:
     """Measure an estimator with its state frozen, by independent blocks of 4 batches × 4 keys.
 
@@ -74,34 +112,40 @@ def variance_components(
       started: the estimator.
       batch_size: |B|.
       state: the state of the estimator.
+      metric: H.
       reference: the gradient with which the mean is compared.
-      seconds: the time to take, after compilation; at least four blocks are run.
+      seconds: the time to take, with compilation.
+      least: the blocks that are run whatever the time.
+      precise: the relative standard error of the noise in nats that ends the measurement early.
     """
     flat = _tree.flattener(None, params)
     N = objective.num_data
     length = max(1, min(_LENGTH, _LENGTH_ROWS // (_M * batch_size)))
     offset = jnp.asarray(reference.mean, jnp.result_type(float))  # differences keep their digits
-    blocks = jax.jit(_blocks(objective, started, flat, batch_size, length))
+    blocks = quick_jit(_blocks(objective, started, metric, flat, batch_size, length))
 
     def run(start, count):
         design = _crossed_batches(jax.random.fold_in(key, start), length, N, batch_size)
         outputs = blocks(design, params, data, state, offset, count)
         return [np.asarray(output, np.float64) for output in jax.block_until_ready(outputs)]
 
-    run(0, 0)  # compiles, off the clock
-    tables, total, squares = [], np.zeros(flat.size), np.zeros(flat.size)
+    until = time.monotonic() + seconds
+    run(0, 0)  # compiles
+    tables, sums = [], np.zeros((4, flat.size))
     began, done, count = time.monotonic(), 0, 1
-    while done < _LEAST or (done < _MOST and time.monotonic() - began < seconds):
-        table, moved, moved_squared = run(done, count)
+    while done < least or (done < _MOST and time.monotonic() < until):
+        table, moved = run(done, count)
         tables.append(table[:count])
-        total, squares, done = total + moved, squares + moved_squared, done + count
+        sums, done = sums + moved, done + count
         pace = int(_VISIT * done / max(time.monotonic() - began, 1e-9))
         count = max(1, min(length, pace))
-    return _summary(np.concatenate(tables), total, squares, reference, flat)
+        if precise and done >= _FEW and _is_precise(tables, precise):
+            break
+    return _summary(np.concatenate(tables), sums, reference, flat)
 
 
 # Compiled at the level of the module, once for all estimators of one batch size.
-@partial(jax.jit, static_argnums=(1, 2, 3))
+@partial(quick_jit, static_argnums=(1, 2, 3))
 def _crossed_batches(
     key: Key[Array, ""], blocks: int, num_data: int, batch_size: int
 ) -> tuple[Int32[Array, "blocks M B"], Key[Array, "blocks K"]]:
@@ -115,11 +159,12 @@ def _crossed_batches(
     return indices.reshape(blocks, _M, batch_size), jax.random.split(noise_key, (blocks, _K))
 
 
-def _blocks(objective, started: Started, flat: _tree.Flattener, batch_size: int, length: int):
+def _blocks(objective, started: Started, metric: Metric, flat: _tree.Flattener, batch_size, length):
     """A function that runs the first `count` blocks of a design.
 
-    The function returns a table `[length, leaves + 1, 3]` of (points, draws, interaction) for each
-    leaf and for the norm, and the sums `[P]` over blocks of (block mean − offset) and its square.
+    The function returns a table `[length, leaves + 2, 3]` of (points, draws, interaction) for each
+    leaf, for the norm and in nats; and the sums `[4, P]` over blocks of (block mean − offset), of
+    its square, of the variance of each coordinate and of its square.
     """
     most = max(1, _WIDTH_NUMBERS // (batch_size * flat.size))
     width = max(w for w in (1, 2, 4, 8, 16) if w <= most)  # divides M K, so none is padded
@@ -135,23 +180,41 @@ def _blocks(objective, started: Started, flat: _tree.Flattener, batch_size: int,
             pairs = jnp.divmod(jnp.arange(_M * _K), _K)
             return lax.map(one, pairs, batch_size=width).reshape(_M, _K, -1)
 
+        def whiten(g):
+            return flat.flatten(metric.whiten(params, flat.replace(params, g)))
+
         def body(i, carried):
-            table, total, squares = carried
+            table, sums = carried
             G = gradients(*(part[i] for part in design))
             moved = G.mean((0, 1)) - offset
-            return table.at[i].set(_crossed(G, flat.sizes)), total + moved, squares + moved**2
+            centred = (G - G.mean((0, 1))).reshape(_M * _K, -1)
+            white = jax.vmap(whiten)(centred).reshape(G.shape)
+            row, variances = _crossed(G, white, flat.sizes)
+            sums = sums + jnp.stack([moved, moved**2, variances, variances**2])
+            return table.at[i].set(row), sums
 
-        zeros = jnp.zeros_like(offset)
-        table = jnp.zeros((length, len(flat.sizes) + 1, 3), offset.dtype)
-        return lax.fori_loop(0, count, body, (table, zeros, zeros))  # traced count: one compilation
+        table = jnp.zeros((length, len(flat.sizes) + 2, 3), offset.dtype)
+        sums = jnp.zeros((4, *offset.shape), offset.dtype)
+        return lax.fori_loop(0, count, body, (table, sums))  # traced count: one compilation
 
     return run
 
 
-def _crossed(G: Float[Array, "M K P"], sizes: tuple[int, ...]) -> Float[Array, "leaves_and_norm 3"]:
-    """Unbiased (points, draws, interaction) of each leaf, and of the norm, from one block."""
+def _is_precise(tables: list[np.ndarray], precise: float) -> bool:
+    nats = parts_from(np.concatenate(tables)[:, -1]).total
+    return nats.standard_error <= precise * nats.value
+
+
+def _crossed(
+    G: Float[Array, "M K P"], white: Float[Array, "M K P"], sizes: tuple[int, ...]
+) -> tuple[Float[Array, "leaves_and_two 3"], Float[Array, " P"]]:
+    """Unbiased (points, draws, interaction) from one block, and the variance of each coordinate.
+
+    The rows are the leaves, the norm, and half of all whitened coordinates: the noise in nats.
+    """
+    P = G.shape[-1]
     norm = jnp.sqrt((G**2).sum(-1, keepdims=True))
-    G = jnp.concatenate([G, norm], axis=-1)  # the norm is treated as one more leaf
+    G = jnp.concatenate([G, norm, white * math.sqrt(0.5)], axis=-1)  # as if they were more leaves
     g = G - G.mean((0, 1))
     by_batch, by_key = g.mean(1, keepdims=True), g.mean(0, keepdims=True)
     rest = g - by_batch - by_key  # the interaction, as g is centred
@@ -161,7 +224,7 @@ def _crossed(G: Float[Array, "M K P"], sizes: tuple[int, ...]) -> Float[Array, "
     draws = _M * (by_key**2).sum((0, 1)) / (_K - 1)
     interaction = (rest**2).sum((0, 1)) / ((_M - 1) * (_K - 1))
     parts = jnp.stack([(points - interaction) / _K, (draws - interaction) / _M, interaction])
-    return _tree.leaf_sums(parts, (*sizes, 1)).T
+    return _tree.leaf_sums(parts, (*sizes, 1, P)).T, parts[:, :P].sum(0)
 
 
 def nested_parts(G: Float[Array, "M K P"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -172,21 +235,23 @@ def nested_parts(G: Float[Array, "M K P"]) -> tuple[Float[Array, ""], Float[Arra
     return within, G.mean(1).var(axis=0, ddof=1).sum() - within / K
 
 
-def _summary(
-    table, total, squares, reference: Reference, flat: _tree.Flattener
-) -> VarianceComponents:
+def _summary(table, sums, reference: Reference, flat: _tree.Flattener) -> VarianceComponents:
     R = len(table)
-    moved = total / R
-    variance = np.maximum(squares / R - moved**2, 0.0) / (R - 1)
+    moved, moved_squares, variances, variance_squares = sums / R
+    error = np.maximum(moved_squares - moved**2, 0.0) / (R - 1)
+    spread = np.sqrt(np.maximum(variance_squares - variances**2, 0.0) / (R - 1))
     mean = reference.mean + moved  # sums were of differences from the reference
+    rounding = (_ROUNDING * (np.abs(mean) + np.sqrt((mean**2).mean()))) ** 2
     return VarianceComponents(
-        parts=parts_from(table[:, :-1].sum(1)),
+        parts=parts_from(table[:, :-2].sum(1)),
+        nats=parts_from(table[:, -1]),
+        coordinates=Coordinates(variances, spread, rounding),
         leaves={name: parts_from(table[:, i]) for i, name in enumerate(flat.names)},
-        norm_variance=parts_from(table[:, -1]).total,
-        squared_mean=float(max((mean**2).sum() - variance.sum(), 0.0)),
-        bias_z=_bias_z(moved, np.sqrt(variance), mean, reference, R),
+        norm_variance=parts_from(table[:, -2]).total,
+        squared_mean=float(max((mean**2).sum() - error.sum(), 0.0)),
+        bias_z=_bias_z(moved, np.sqrt(error), mean, reference, R),
         # a square of a mean exceeds the square of its expectation by the variance of the mean
-        squared_bias=float((moved**2 - variance - reference.standard_error**2).sum()),
+        squared_bias=float((moved**2 - error - reference.standard_error**2).sum()),
         evaluations=R * _M * _K,
     )
 

@@ -126,6 +126,7 @@ def compiled_loop(
     batch_size: int,
     length: int,
     seeds: bool = False,
+    jit: Callable[..., Any] = jax.jit,
 ) -> Loop:
     """The loop of one configuration, compiled at its first call.
 
@@ -133,6 +134,7 @@ def compiled_loop(
       started: the gradient estimator.
       monitors: hooks with `functions`, pairs of a name and a function of a `Step`, and `every`.
       length: the most steps of one call.
+      jit: how the steps are compiled, `jax.jit` or quicker.
       seeds: whether keys and carried arrays have a leading axis, with one run for each entry.
     """
     optimizer = optax.with_extra_args_support(optimizer)  # some optimisers need `value`
@@ -220,7 +222,7 @@ def compiled_loop(
     def visit(step):
         return next_visit(step) if started.refresh else step + _LONGEST
 
-    advance = jax.jit(advance, donate_argnums=1)
+    advance = jit(advance, donate_argnums=1)
     return Loop(jax.jit(start), advance, refresh, visit, length, columns)
 
 

@@ -1,6 +1,9 @@
 """A short training before a choice or a measurement: its end, and the path to it."""
 
-from typing import NamedTuple
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +24,12 @@ class ShortRun(NamedTuple):
     Attributes:
       params: the parameters at the end.
       path: the parameters before each of the last W steps, leaves `[W, ...]`.
+      steps: the number of steps taken.
     """
 
     params: PyTree[Array]
     path: PyTree[Array]
+    steps: int
 
 
 def short_training(
@@ -38,6 +43,8 @@ def short_training(
     num_steps: int,
     batch_size: int,
     path: int = 0,
+    jit: Callable[..., Any] = jax.jit,
+    seconds: float = math.inf,
 ) -> ShortRun:
     """The parameters after some steps of the training loop, and the path that led there.
 
@@ -50,26 +57,36 @@ def short_training(
       optimizer: any optax optimiser.
       num_steps: T.
       batch_size: |B|.
-      path: W, the number of last steps whose parameters are kept.
+      path: W, the number of last steps whose parameters are kept; at least one if there are any.
+      jit: the compilation, `jax.jit` or one that is quicker.
+      seconds: the time after which the training ends early, with compilation.
     """
+    until = time.monotonic() + seconds
     W = min(path, num_steps)
     started = estimator.start(start_key(key), objective, params, data)
     if W:
         started = _recording(started, num_steps, W)
     length = min(num_steps, _CHUNK)  # the loop computes all indices of a call at once
     loop = compiled_loop(
-        started, objective, optimizer, reshuffle, batch_size=batch_size, length=length
+        started, objective, optimizer, reshuffle, batch_size=batch_size, length=length, jit=jit
     )
     keys = run_keys(key)
     # The loop consumes its arguments, so it starts from a copy.
     carried = loop.start(keys, jax.tree.map(jnp.array, params))
-    step = 0
-    while step < num_steps:
+    step, pace = 0, length if seconds == math.inf else 1
+    while step < num_steps and (step == 0 or time.monotonic() < until):
         carried = loop.refresh(keys, carried, data, step)
-        steps = min(length, num_steps - step, loop.next_visit(step) - step)
+        steps = min(pace, num_steps - step, loop.next_visit(step) - step)
         carried, _ = loop.advance(keys, carried, data, step, steps)
-        step += steps
-    return ShortRun(carried.params, carried.estimator_state.path if W else ())
+        jax.block_until_ready(carried)
+        if step == 0:  # compiled by now, and steps are cheap beside that
+            until = max(until, time.monotonic() + seconds / 2)
+        step, pace = step + steps, min(length, 4 * pace)
+    if not W:
+        return ShortRun(carried.params, (), step)
+    kept = max(1, step - (num_steps - W))
+    path_there = jax.tree.map(lambda p: p[:kept], carried.estimator_state.path)
+    return ShortRun(carried.params, path_there, step)
 
 
 class Recording(NamedTuple):

@@ -1,0 +1,303 @@
+"""Make the tables of docs/yardstick.md: the limit, reshuffling, the three yardsticks, the verdict.
+
+Runs of logistic regressions end at a gap that quadrature gives exactly; deep Gaussian processes at
+a bound from many draws. Every number is measured here. Leaves docs/yardstick.json; `--quick` takes
+fewer steps and seeds.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from make_natural_gradient import exact_bound
+
+import quell
+from quell import datasets
+from quell.diagnostics.nats import left_after, noise_limits
+from quell.diagnostics.records import versions
+from quell.models import deep_gp, logistic_regression
+
+HERE = Path(__file__).parent
+BATCH = {"titanic": 10, "magic": 100, "airfoil": 100}
+ESTIMATORS = {
+    "plain": quell.monte_carlo,
+    "pairs": quell.antithetic,
+    "closed form": quell.closed_form,
+}
+RATES = (0.01, 0.03)
+
+
+def best_params(value, params, num_steps: int = 100):
+    """The params of the least bound, by natural gradients of rate one over all the data."""
+    optimizer = quell.natural_gradient(None, rate=1.0)
+
+    def step(carry, _):
+        params, state = carry
+        updates, state = optimizer.update(jax.grad(value)(params), state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    return jax.lax.scan(step, (params, optimizer.init(params)), None, num_steps)[0][0]
+
+
+class Logistic:
+    """A logistic regression with bias, and the exact gap to its best bound."""
+
+    def __init__(self, name: str) -> None:
+        dataset = datasets.load(name).with_bias()
+        model = logistic_regression(dataset.dim)
+        self.name, self.data, self.init = name, dataset.data, model.init
+        self.objective = model.objective(dataset.num_data)
+        with jax.enable_x64(True):
+            value = exact_bound(dataset.data)
+            start = jax.tree.map(lambda p: jnp.asarray(p, float), model.init(jax.random.key(0)))
+            optimum = best_params(value, start)
+            self.best = float(value(optimum))
+            self.value = jax.jit(lambda stacked: jax.lax.map(value, stacked))
+            self.optimum = jax.tree.map(lambda p: np.asarray(p, np.float32)[None], optimum)
+
+    def gaps(self, params) -> np.ndarray:
+        """Nats above the best bound, for params with a leading axis of seeds."""
+        with jax.enable_x64(True):
+            wide = jax.tree.map(lambda p: jnp.asarray(np.asarray(p, np.float64)), params)
+            return np.asarray(self.value(wide)) - self.best
+
+
+class DeepGP:
+    """A deep Gaussian process on airfoil; its bound from 64 pairs of draws of every point."""
+
+    def __init__(self, lengthscale: float) -> None:
+        dataset = datasets.load("airfoil")
+        model = deep_gp(jax.random.key(0), dataset.x, lengthscale=lengthscale)
+        self.name, self.init = "airfoil", model.init
+        self.data, self.objective = model.prepare(dataset.data), model.objective(dataset.num_data)
+        draws = quell.antithetic(64).sampling
+
+        @jax.jit
+        def value(stacked, data):
+            def one(params):
+                noise = draws.draw(jax.random.key(1), self.objective, self.objective.num_data)
+                each = jax.tree.map(lambda e: e[:, None], noise)  # draw by draw: memory of one
+                return jax.lax.map(lambda e: self.objective.value(params, e, data), each).mean()
+
+            return jax.lax.map(one, stacked)
+
+        self.value = partial(value, data=self.data)
+
+    def gaps(self, params) -> np.ndarray:
+        """The bound itself: its best is not known."""
+        return np.asarray(self.value(params), float)
+
+
+def optimizers(num_steps: int, only) -> dict:
+    """Adam with a cosine schedule at several rates, and natural gradients as they come."""
+    names = [f"Adam {rate}" for rate in RATES] + ["natural"] if only is None else only
+    return {
+        name: quell.natural_gradient(num_steps)
+        if name == "natural"
+        else optax.adam(optax.cosine_decay_schedule(float(name.split()[1]), num_steps))
+        for name in names
+    }
+
+
+def runs(problem, make, num_steps, batches, seeds, batch_size=None, only=None):
+    """Params and gaps at the end of the run of every optimiser."""
+    found = {}
+    for name, optimizer in optimizers(num_steps, only).items():
+        end = quell.fit(
+            jax.random.split(jax.random.key(0), seeds), problem.objective, problem.init,
+            problem.data, optimizer, num_steps=num_steps,
+            batch_size=batch_size or BATCH[problem.name], estimator=make(), batches=batches,
+            hooks=[quell.silent],
+        ).params  # fmt: skip
+        found[name] = end, problem.gaps(end)
+    return found
+
+
+def best(found) -> str:
+    """The optimiser whose median gap is least."""
+    return min(found, key=lambda name: float(np.nan_to_num(np.median(found[name][1]), nan=np.inf)))
+
+
+def measured(problem, make, params, num_steps, batches, seconds):
+    """The noise at the first of several params."""
+    first = jax.tree.map(lambda p: p[0], params)
+    return quell.measure(
+        jax.random.key(2), problem.objective, first, problem.data, make(),
+        batch_size=BATCH[problem.name], num_steps=num_steps, batches=batches, seconds=seconds,
+    )  # fmt: skip
+
+
+def limit_rows(problem, lengths, seeds, seconds) -> Iterator[dict]:
+    """The limit against the best tuned run, with replacement."""
+    for estimator, make in ESTIMATORS.items():
+        at = measured(problem, make, problem.optimum, None, quell.with_replacement, seconds)
+        for num_steps in lengths:
+            found = runs(problem, make, num_steps, quell.with_replacement, seeds)
+            name = best(found)
+            gap, limit = float(np.median(found[name][1])), at.nats.after(num_steps)
+            yield {
+                "problem": problem.name,
+                "estimator": estimator,
+                "steps": num_steps,
+                "nats": at.nats.noise.total.value,
+                "limit": limit,
+                "gap": gap,
+                "ratio": gap / limit,
+                "optimizer": name,
+            }
+
+
+def reshuffling_rows(problem, epochs, seeds, nats) -> Iterator[dict]:
+    """The gap of pairs, whose noise is that of points, over epochs, by both streams of batches."""
+    split = nats._split()
+    steps_of_epoch = problem.objective.num_data / BATCH[problem.name]
+    for E in epochs:
+        num_steps = round(E * steps_of_epoch)
+        gaps = {}
+        for batches in (quell.with_replacement, quell.reshuffle):
+            found = runs(problem, quell.antithetic, num_steps, batches, seeds)
+            gaps[batches.__name__] = float(np.median(found[best(found)][1]))
+        share = left_after(*split, num_steps, steps_of_epoch) / left_after(
+            *split, num_steps, float("inf")
+        )
+        replaced, shuffled = gaps["with_replacement"], gaps["reshuffle"]
+        row = {"epochs": E, "replaced": replaced, "shuffled": shuffled}
+        yield {**row, "ratio": shuffled / replaced, "model": share}
+
+
+def yardstick_rows(problem, num_steps, seconds) -> Iterator[dict]:
+    """Trace, (Σ sd)² and nats of all estimators at the same parameters, plain = 1."""
+    if isinstance(problem, Logistic):
+        params = problem.optimum
+    else:
+        there = runs(problem, quell.antithetic, num_steps, quell.reshuffle, 1, only=["natural"])
+        params = there["natural"][0]
+    found = {
+        name: measured(problem, make, params, num_steps, quell.reshuffle, seconds)
+        for name, make in ESTIMATORS.items()
+    }
+    plain = found["plain"]
+    for name, at in found.items():
+        ratios = at.ratio_to(plain)
+        yield {
+            "problem": problem.name,
+            "estimator": name,
+            "trace": ratios.total.value,
+            "summed_sd": at.coordinates.summed_sd / plain.coordinates.summed_sd,
+            "nats_ratio": ratios.nats.value,
+            "nats": at.nats.noise.total.value,
+            "noisier": ratios.noisier,
+        }
+
+
+def verdict_rows(problem, label, cases, num_steps, seeds, seconds) -> Iterator[dict]:
+    """The verdict at the end of a run, and what a fifth of its noise changes."""
+    for estimator, only in cases:
+        make, quieter = ESTIMATORS[estimator], 5 * BATCH[problem.name]
+        found = runs(problem, make, num_steps, quell.reshuffle, seeds, only=only)
+        name = best(found)
+        at = measured(problem, make, found[name][0], num_steps, quell.reshuffle, seconds)
+        quiet = runs(problem, make, num_steps, quell.reshuffle, seeds, quieter, only=only)
+        before, after = (float(np.median(ends[best(ends)][1])) for ends in (found, quiet))
+        yield {
+            "problem": label,
+            "estimator": estimator,
+            "optimizer": name,
+            "steps": num_steps,
+            "signal": at.nats.signal.value,
+            "limit": at.nats.after(num_steps),
+            "verdict": "noise" if noise_limits(at.nats, num_steps) else "steps",
+            "end": before,
+            "quieter": after,
+            "words": at.verdict,
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--parts", default="limit,reshuffling,yardsticks,verdicts")
+    options = parser.parse_args()
+    seeds, seconds = (2, 3.0) if options.quick else (options.seeds, options.seconds)
+    lengths = (300,) if options.quick else (1000, 10_000)
+    record_path = HERE / "yardstick.json"
+    record = json.loads(record_path.read_text()) if record_path.exists() else {}
+
+    def keep(part: str, rows: Iterable[dict]) -> None:
+        kept = record[part] = []
+        for row in rows:  # one by one, since a row takes minutes
+            print(part, row, flush=True)
+            kept.append(row)
+            record["versions"] = versions()
+            record_path.write_text(json.dumps(record, indent=1) + "\n")
+
+    parts = options.parts.split(",")
+    titanic, magic = Logistic("titanic"), Logistic("magic")
+    if "limit" in parts:
+        both = (limit_rows(problem, lengths, seeds, seconds) for problem in (titanic, magic))
+        keep("limit", chain.from_iterable(both))
+    if "yardsticks" in parts:
+        problems = (titanic, magic, DeepGP(5**0.5))
+        each = (yardstick_rows(problem, 1000, seconds) for problem in problems)
+        keep("yardsticks", chain.from_iterable(each))
+    if "verdicts" in parts:
+        tuned, slow = ["Adam 0.01", "Adam 0.03"], ["Adam 0.003"]
+        cases = [("plain", tuned), ("pairs", tuned)]
+        each = [
+            verdict_rows(titanic, "titanic", cases, 1000, seeds, seconds),
+            verdict_rows(magic, "magic", cases, 1000, seeds, seconds),
+            verdict_rows(magic, "magic, a rate too low", [("pairs", slow)], 1000, seeds, seconds),
+        ]
+        for lengthscale, label in ((5**0.5, "√5"), (1.0, "1")):
+            deep, label = DeepGP(lengthscale), f"deep GP on airfoil, lengthscale {label}"
+            each.append(verdict_rows(deep, label, [("pairs", tuned[:1])], 1000, 2, seconds))
+        keep("verdicts", chain.from_iterable(each))
+    if "reshuffling" in parts:
+        at = measured(titanic, quell.antithetic, titanic.optimum, 1000, quell.reshuffle, seconds)
+        keep("reshuffling", reshuffling_rows(titanic, (0.5, 1, 2, 4, 8, 16), seeds, at.nats))
+    page = HERE / "yardstick.md"
+    text = page.read_text()
+    for part in record:
+        if part in COLUMNS:
+            text = with_table(text, part, record[part])
+    page.write_text(text)
+
+
+COLUMNS = {
+    "limit": ("problem", "estimator", "steps", "nats", "limit", "gap", "ratio", "optimizer"),
+    "reshuffling": ("epochs", "replaced", "shuffled", "ratio", "model"),
+    "yardsticks": ("problem", "estimator", "trace", "summed_sd", "nats_ratio", "nats", "noisier"),
+    "verdicts": (
+        "problem", "estimator", "optimizer", "signal", "limit", "verdict", "end", "quieter",
+    ),
+}  # fmt: skip
+"""The columns of each table of the page."""
+
+
+def with_table(text: str, part: str, rows: list[dict]) -> str:
+    """The page with the rows of one table between its marks."""
+    begin, end = f"<!-- {part} -->\n", f"<!-- end of {part} -->"
+    before, rest = text.split(begin)
+    after = rest.split(end)[1]
+    header = rest.split("\n")[:2]  # the words of the page
+    lines = ["| " + " | ".join(_cell(row[c]) for c in COLUMNS[part]) + " |" for row in rows]
+    return before + begin + "\n".join([*header, *lines]) + "\n" + end + after
+
+
+def _cell(value) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""A budget of time, compilation included, and a line that says what takes it."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import jax
+
+quick_jit = partial(
+    jax.jit,
+    compiler_options={
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+    },
+)
+"""Compile in a third of the time: for work that is neither timed nor long."""
+
+
+class Budget:
+    """So many seconds from now on, to be shared out.
+
+    >>> Budget(10.0).left() <= 10.0
+    True
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """The seconds that are left; below zero if they are over."""
+        return self._until - time.monotonic()
+
+    def share(self, part: float) -> float:
+        """A part of the seconds that are left, or zero."""
+        return part * max(0.0, self.left())
+
+
+Report = Callable[[str, int], None]
+
+
+@contextmanager
+def status(report: Report | None = None) -> Iterator[Report]:
+    """`say(what, batch_size)` before each piece of work: to the caller, or on a terminal's line."""
+    if report is not None or not sys.stderr.isatty():
+        yield report or (lambda what, size: None)
+        return
+    began = time.monotonic()
+
+    def say(what, size):
+        took = f"{time.monotonic() - began:6.1f} s"
+        text = f"\r\x1b[K{took}  compiling and measuring {what}, batch size {size}"
+        print(text, end="", file=sys.stderr, flush=True)
+
+    try:
+        yield say
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
