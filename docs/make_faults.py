@@ -31,8 +31,8 @@ the machine.
 `make faults` · {kills[machine]}
 
 A run is killed by `kill -9` at random moments, begun again by the same call, killed again, until it
-ends. Three quarters of the kills come soon after a file has been written, the others at any moment,
-compilation included. The result (parameters, states and the whole history) must be, bit for bit,
+ends. Three quarters of the kills come soon after a file has been written, the others at any moment
+from the start on. The result (parameters, states and the whole history) must be, bit for bit,
 that of a run that nobody disturbed. {kills[settings]}
 
 | run | kills | of them in the middle of a save | runs completed | results that differ |
@@ -208,8 +208,8 @@ def _soak_text(part: dict) -> str:
         f"new data and one of {part['estimators']} estimators. Live arrays: {arrays[0]} after the "
         f"first round, {arrays[1]} at the end. Resident memory: {memory[0]:.0f} MB after the first "
         f"fifth, {memory[1]:.0f} MB at the end, {part['kilobytes_per_fit']:.1f} kB per fit by a "
-        f"line through the last four fifths. Traces of the loss in one fit: {traces[0]} in the "
-        f"first round, {traces[1]} in the last."
+        f"line through the last four fifths. Traces of the losses in a round: {traces[0]} in the "
+        f"first, {traces[1]} in the last."
     )
 
 

@@ -1,7 +1,7 @@
 """Runs that are killed at random moments, and what is left of them when they go on.
 
 The process that asks imports everything and computes nothing, so that a child is a fork: it begins
-at once, and `kill -9` finds it compiling, training or in the middle of a save. A chain is one run
+at once, and `kill -9` finds it starting, training or in the middle of a save. A chain is one run
 that is killed and begun again until it ends; its result must be, bit for bit, that of a run that
 nobody disturbed.
 """
@@ -127,6 +127,9 @@ def forked(run: Callable[[Path], None], directory: Path) -> int:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
             jax.config.update("jax_disable_most_optimizations", True)
+            # Compiled once, by the undisturbed run: kills are to find training, not compilation.
+            jax.config.update("jax_compilation_cache_dir", str(directory.parent / "compiled"))
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
             run(directory)
         code = 0
     except BaseException:

@@ -201,10 +201,13 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
 def _plain(leaf: Any) -> np.ndarray:
-    """The leaf as numbers: a typed key becomes its words."""
-    is_key = jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+    """The leaf as numbers on the host: a typed key becomes its words."""
+    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
 
 
 def _described(tree: PyTree) -> list[str]:
@@ -219,7 +222,7 @@ def _rebuilt(tree: PyTree, stored: list[np.ndarray]) -> PyTree:
     leaves, treedef = jax.tree.flatten(tree)
 
     def leaf(array, like):
-        if jnp.issubdtype(jnp.asarray(like).dtype, jax.dtypes.prng_key):
+        if _is_key(like):
             return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(like))
         return array.view(_plain(like).dtype)  # numpy's file keeps only the bytes of bfloat16
 
