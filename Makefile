@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 
-.PHONY: demo test test-slow lint bench reproduction closed-form comparison clean help
+.PHONY: demo test test-slow lint bench reproduction closed-form comparison contract faults properties soak clean help
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -39,6 +39,18 @@ comparison: $(VENV)/.data  ## the tables and figures of docs/comparison.md, over
 
 closed-form: $(VENV)/.data  ## the figure of docs/closed_form.md
 	$(BIN)/python docs/make_closed_form.py
+
+contract: $(VENV)/.test  ## docs/contract.md: every estimator is unbiased in every state, exactly
+	$(BIN)/python docs/make_contract.py
+
+faults: $(VENV)/.test  ## runs killed at random moments, full disks: docs/faults.md, about half an hour
+	$(BIN)/python docs/make_faults.py kills $(ARGS)
+
+properties: $(VENV)/.test  ## a thousand cases of each property: docs/faults.md, about an hour
+	$(BIN)/python docs/make_faults.py properties $(ARGS)
+
+soak: $(VENV)/.test  ## an hour of fits, or ARGS="--minutes 5": docs/faults.md
+	$(BIN)/python docs/make_faults.py soak $(ARGS)
 
 clean:  ## remove what make made
 	rm -rf $(VENV) out build dist .pytest_cache .ruff_cache .hypothesis

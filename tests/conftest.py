@@ -1,5 +1,6 @@
 """Seeds from the test's own name, and float64 for a test that asks for it."""
 
+import os
 import zlib
 
 import jax
@@ -7,6 +8,11 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("default", max_examples=10, deadline=None, derandomize=True)
+settings.register_profile(
+    "long",
+    parent=settings.get_profile("default"),
+    max_examples=int(os.environ.get("QUELL_EXAMPLES", 1000)),
+)
 settings.load_profile("default")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-OPTIONAL = {"matplotlib", "rich", "pandas", "jinja2", "numpyro", "orbax", "sklearn", "gpytorch"}
+OPTIONAL = {"matplotlib", "rich", "pandas", "jinja2", "numpyro", "sklearn", "gpytorch"}
 
 
 def modules() -> list[str]:

@@ -12,9 +12,24 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_fit import COUNTING, OPTIMIZER, T, assert_identical, run
+from estimator_table import BATCH, ESTIMATORS, problem
+from test_fit import (
+    COUNTING,
+    DATA,
+    OBJECTIVE,
+    OPTIMIZER,
+    PARAMS,
+    T,
+    assert_identical,
+    loss,
+    run,
+)
 
+import quell
 from quell import callback, checkpoint, monitor
+from quell.training.batches import with_replacement
+from quell.training.checkpoint import in_directory
+from quell.training.identity import _WORDS
 from quell.types import Estimator, Started
 
 SLOW_CHILD = """
@@ -30,6 +45,12 @@ run(jax.random.key(7), estimator=COUNTING, num_steps=400, hooks=hooks)
 
 def saved_steps(directory):
     return sorted(int(path.name) for path in Path(directory).glob("*") if path.name.isdigit())
+
+
+def contents(directory):
+    """Every file of every checkpoint, with its bytes."""
+    found = {path: path.read_bytes() for path in Path(directory).rglob("*") if path.is_file()}
+    return {path: content for path, content in found.items() if path.name != "lock"}
 
 
 def test_a_killed_process_continues_bit_for_bit(tmp_path):
@@ -116,22 +137,130 @@ def test_states_may_hold_keys_and_empty_arrays(key, tmp_path):
     )
 
 
-def test_checkpoints_of_another_run_are_refused(key, tmp_path):
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The directory of a finished run, which refused runs leave as it is."""
+    directory = tmp_path_factory.mktemp("finished")
+    run(jax.random.key(3), hooks=[checkpoint(directory)])
+    return directory
+
+
+def warmed_up(rate):
+    return optax.adam(optax.linear_schedule(0.0, rate, 100))
+
+
+NOISIER = OBJECTIVE._replace(loss=lambda p, e, y: loss(p, 1.1 * e, y))
+FREER = OBJECTIVE._replace(regulariser=lambda p: 0.4 * (p["w"] @ p["w"]))
+OTHERS = {
+    "batch size": ({"batch_size": 5}, "batch_size=4"),
+    "key": ({"key": jax.random.key(0)}, "another key"),
+    "monitors": ({"hooks": [monitor(m=lambda seen: seen.value)]}, "the monitors \\['objective"),
+    "data": ({"data": {**DATA, "y": DATA["y"].at[20].add(1e-5)}}, "other data"),
+    "dtype": ({"data": {**DATA, "y": DATA["y"].astype(jnp.float16)}}, "other data"),
+    "params": ({"params": {**PARAMS, "w": PARAMS["w"] + 1e-3}}, "other initial params"),
+    "rate": ({"optimizer": optax.adam(3.1e-2)}, "another optimizer or learning rate"),
+    "momentum": ({"optimizer": optax.adam(3e-2, b1=0.8)}, "another optimizer or learning rate"),
+    "optimizer": ({"optimizer": optax.sgd(3e-2)}, "another optimizer or learning rate"),
+    "loss": ({"objective": NOISIER}, "another objective"),
+    "regulariser": ({"objective": FREER}, "another objective"),
+    "noise": ({"objective": OBJECTIVE._replace(noise=quell.noise.uniform(2))}, "another objective"),
+    "estimator": ({"estimator": quell.antithetic()}, "the estimator monte_carlo"),
+    "two": ({"batch_size": 5, "optimizer": optax.sgd(1.0)}, "batch_size=4 and with another opt"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_checkpoints_of_another_run_are_refused(finished, name):
+    changed, what = OTHERS[name]
+    before = contents(finished)
+    hooks = [checkpoint(finished), *changed.get("hooks", [])]
+    expected = f"checkpoint: expected .*{finished}, which holds a run with {what}.*Name a new dire"
+    with pytest.raises(ValueError, match=expected) as refusal:
+        run(**{"key": jax.random.key(3), "num_steps": 2 * T, **changed, "hooks": hooks})
+    assert contents(finished) == before
+    assert ("objective" in str(refusal.value)) <= ("objective" in what)  # nothing else is blamed
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"batches": with_replacement}, {"optimizer": warmed_up(0.2)}],
+    ids=["batches", "warm-up"],
+)
+def test_settings_that_show_in_the_first_steps_alone_are_refused_too(key, tmp_path, changed):
     saved = checkpoint(tmp_path)
-    run(key, hooks=[saved])
-    for changed, what in [
-        ({"batch_size": 5}, "batch_size"),
-        ({"key": jax.random.key(0)}, "key"),
-        ({"optimizer": optax.sgd(0.1)}, "leaves"),
-        ({"hooks": [saved, monitor(m=lambda seen: seen.value)]}, "columns"),
-    ]:
-        with pytest.raises(ValueError, match=rf"checkpoint: expected .* with {what} .*directory"):
-            run(**{"key": key, "optimizer": OPTIMIZER, "hooks": [saved], **changed})
+    run(key, hooks=[saved], **{"optimizer": warmed_up(0.1)})
+    with pytest.raises(ValueError, match=r"another optimizer|first 3 steps came out otherwise"):
+        run(key, **{"optimizer": warmed_up(0.1), "hooks": [saved], **changed})
+
+
+def test_fewer_steps_than_saved_are_refused(finished):
     with pytest.raises(ValueError, match="num_steps: expected at least the 30 steps"):
-        run(key, hooks=[saved], num_steps=T - 1)
+        run(jax.random.key(3), hooks=[checkpoint(finished)], num_steps=T - 1)
 
 
-def test_without_orbax_the_error_names_the_extra(key, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    with pytest.raises(ImportError, match=r"quell\[checkpoint\]"):
-        run(key, hooks=[checkpoint(tmp_path)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_finished_run_is_extended_with_every_estimator(key, tmp_path, quick, name):
+    objective, params, data = problem(key)
+
+    def several(num_steps, hooks):
+        estimator = ESTIMATORS[name](quell.monte_carlo())
+        args = key, objective, params, data, OPTIMIZER
+        settings = {"batch_size": BATCH, "estimator": estimator, "num_steps": num_steps}
+        return quell.fit(*args, **settings, hooks=hooks)
+
+    saved = checkpoint(tmp_path)
+    several(12, [saved])
+    assert_identical(several(25, [saved]), several(25, []))
+
+
+def test_ctrl_c_saves_where_the_run_is_and_says_how_to_go_on(key, tmp_path, capsys):
+    def press(step, params, history):
+        if step == 14:
+            signal.raise_signal(signal.SIGINT)  # the same as Ctrl-C
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run(key, hooks=[checkpoint(tmp_path), callback(press, every=7)])
+    assert signal.getsignal(signal.SIGINT) is before
+    assert saved_steps(tmp_path) == [14]
+    said = capsys.readouterr().err
+    assert f"Stopped at step 14 of 30 and saved in {tmp_path}. The same call" in said
+    assert_identical(run(key, hooks=[checkpoint(tmp_path)]), run(key))
+
+
+def test_a_second_ctrl_c_stops_at_once_and_saves_nothing_more(key, tmp_path):
+    def press(step, params, history):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("it should have stopped")
+
+    with pytest.raises(KeyboardInterrupt):
+        run(key, hooks=[checkpoint(tmp_path, every=7), callback(press, every=10)])
+    assert saved_steps(tmp_path) == [7]
+
+
+def test_without_checkpoints_ctrl_c_is_left_alone(key):
+    def press(step, params, history):
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("it should have stopped")
+
+    with pytest.raises(KeyboardInterrupt):
+        run(key, hooks=[callback(press, every=10)])
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.int4, bool])
+def test_a_checkpoint_keeps_every_dtype(tmp_path, dtype):
+    tree = {"a": jnp.array([0, 1, 1], dtype), "empty": jnp.zeros((0, 2)), "key": jax.random.key(1)}
+    with in_directory(tmp_path, dict.fromkeys(_WORDS)) as opened:
+        assert opened.save(1, tree)
+    with in_directory(tmp_path, dict.fromkeys(_WORDS)) as opened:
+        back = opened.restore(tree)
+    assert back["a"].dtype == tree["a"].dtype
+    np.testing.assert_array_equal(back["a"], tree["a"])
+    assert back["key"] == tree["key"]
+
+
+def test_anything_but_a_path_is_refused():
+    with pytest.raises(ValueError, match="directory: expected the path of a directory, got 3"):
+        checkpoint(3)

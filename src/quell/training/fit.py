@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,17 +11,17 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Key, PyTree
 
-from quell._errors import invalid
 from quell._tree import number_of_parameters
 from quell.estimators._sampling import monte_carlo
 from quell.estimators._types import Estimator
 from quell.objective import Objective
 from quell.training.batches import Batches, reshuffle
-from quell.training.checkpoint import Checkpoints, in_directory
 from quell.training.checks import check_finite, checked_arguments
 from quell.training.hooks import Callback, Checkpoint, Hook, Monitors, Progress
+from quell.training.identity import identity_of
 from quell.training.loop import Carried, Loop, RunKeys, compiled_loop, run_keys, start_key
 from quell.training.progress import Bar, default_bar
+from quell.training.resume import held_back, saving
 
 _PLAIN = monte_carlo()  # a default argument is made once
 _CHUNK_LEAST = 64  # a shorter chunk would save nothing
@@ -122,14 +123,22 @@ def fit(
     )
     bars = [hook.start for hook in hooks if isinstance(hook, Progress)]
     table = np.full((*key.shape, num_steps, len(loop.columns)), np.nan, jnp.result_type(float))
-    identity = _identity(key, objective.num_data, batch_size, loop.columns)
-    saves = [
-        (hook.every, in_directory(hook.directory, identity))
-        for hook in visits
-        if isinstance(hook, Checkpoint)
-    ]
-    try:
-        step, carried = _restored(saves, loop.start(keys, initial), table)
+    carried = loop.start(keys, initial)
+    identity = partial(
+        identity_of,
+        key,
+        objective,
+        one,
+        data,
+        optimizer,
+        estimator=estimator,
+        estimator_state=jax.eval_shape(lambda: carried.estimator_state),
+        batch_size=batch_size,
+        monitors=list(loop.columns),
+    )
+    checkpoints = [hook for hook in visits if isinstance(hook, Checkpoint)]
+    with saving(checkpoints, identity) as saves, held_back(bool(checkpoints)) as stopping:
+        step, carried = saves.resume(loop, keys, carried, data, table)
 
         def visit(step, carried: Carried):
             for hook in visits:
@@ -137,16 +146,14 @@ def fit(
                     # The loop consumes its arguments, so the caller gets a copy.
                     copy = jax.tree.map(jnp.copy, carried.params)
                     hook.function(step, copy, _history(loop, table[..., :step, :]))
-            for every, saved in saves:
-                if step % every == 0 or step == num_steps:
-                    saved.save(step, (carried, table[..., :step, :]))
+            stop = stopping()
+            saves.save(step, carried, table, at_once=stop)
+            if stop:
+                raise KeyboardInterrupt
 
         every = [hook.every for hook in visits]
         bar = (bars[-1] if bars else default_bar)(num_steps)
         carried = _run(loop, keys, carried, data, step, table, every, visit, bar)
-    finally:
-        for _, saved in saves:
-            saved.close()
     return Fit(
         carried.params,
         carried.estimator_state,
@@ -217,33 +224,3 @@ def _initial(params: Any, key: Key[Array, "*seeds"]) -> PyTree[Array]:
 
 def _history(loop: Loop, table: Float[np.ndarray, "*seeds T columns"]) -> History:
     return dict(zip(loop.columns, np.moveaxis(table, -1, 0)))
-
-
-def _restored(
-    saves: Sequence[tuple[int, Checkpoints]], carried: Carried, table: np.ndarray
-) -> tuple[int, Carried]:
-    """The last saved step and the arrays carried there; fills the table up to this step."""
-    found = [(saved.latest(), saved) for _, saved in saves]
-    reached = [(step, saved) for step, saved in found if step is not None]
-    if not reached:
-        return 0, carried
-    step, saved = max(reached, key=lambda pair: pair[0])
-    if step > table.shape[-2]:
-        raise invalid(
-            "num_steps",
-            expected=f"at least the {step} steps of the checkpoint",
-            got=table.shape[-2],
-            advice="Ask for more steps, or name a new directory.",
-        )
-    carried, table[..., :step, :] = saved.restore(step, (carried, table[..., :step, :]))
-    return step, jax.tree.map(jnp.array, carried)  # device arrays, which the loop consumes
-
-
-def _identity(key, num_data: int, batch_size: int, columns) -> dict[str, Any]:
-    """The facts that tell a run from others, as JSON values."""
-    return {
-        "num_data": num_data,
-        "batch_size": batch_size,
-        "key": [str(jax.random.key_impl(key)), np.asarray(jax.random.key_data(key)).tolist()],
-        "columns": list(columns),
-    }

@@ -1,5 +1,6 @@
 """Hooks of `fit`: they watch values, call functions, keep checkpoints and draw a bar."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,15 +80,28 @@ def callback(
     return Callback(function, every)
 
 
-def checkpoint(directory: str | Path, *, every: int = 1000) -> Checkpoint:
+def checkpoint(directory: str | os.PathLike[str], *, every: int = 1000) -> Checkpoint:
     """Keep checkpoints in a directory: an interrupted run continues exactly from its last one.
 
-    Needs the extra "checkpoint".
+    The same call of `fit` goes on, also to more steps than before. Ctrl-C saves the run where it is
+    and then stops it; a second Ctrl-C stops at once. A directory serves one run in one process at a
+    time. It is refused if key, data, objective, initial params, batch size, monitors, optimiser or
+    estimator are not those of its run, as far as they show: the objective in the losses of a few
+    rows, the optimiser in its first two updates, the rest in the first three steps, which are taken
+    again. So a schedule that differs only in later steps, such as a longer one for more steps, is
+    taken as it is. A checkpoint that was damaged is named, and the one before it used.
 
     Args:
       directory: the directory, made if it is missing.
       every: steps from one checkpoint to the next. The end is saved as well.
     """
+    if not isinstance(directory, str | os.PathLike):
+        raise invalid(
+            "directory",
+            expected="the path of a directory",
+            got=repr(directory),
+            advice="For example quell.checkpoint('run').",
+        )
     check_whole("every", every, 1)
     return Checkpoint(Path(directory), every)
 

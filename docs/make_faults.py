@@ -1,0 +1,242 @@
+"""Make docs/faults.md: what was tried to break a run, how often, and what was lost.
+
+`make faults` kills runs and fills disks, `make properties` draws cases, `make soak` repeats fits
+and measures memory. Each leaves its own part of docs/faults.json, and the page is written from all.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TESTS = HERE.parent / "tests"
+sys.path.insert(0, str(TESTS))
+STORE = HERE / "faults.json"
+
+PAGE = """# Faults, injected
+
+What was done to runs on purpose, how often, and what became of them. Each part comes from the
+command that it names, which writes its figures here; the seeds are fixed, the moments are those of
+the machine.
+
+## Killed
+
+`make faults` · {kills[machine]}
+
+A run is killed by `kill -9` at random moments, begun again by the same call, killed again, until it
+ends. Three quarters of the kills come soon after a file has been written, the others at any moment
+from the start on. The result (parameters, states and the whole history) must be, bit for bit,
+that of a run that nobody disturbed. {kills[settings]}
+
+| run | kills | of them in the middle of a save | runs completed | results that differ |
+| --- | --: | --: | --: | --: |
+{kill_rows}
+
+## Full disks
+
+`make faults`
+
+A checkpointed fit on a file system that is full for a while, at a random number of bytes left. It
+must say so, end with the right result, and keep a checkpoint from which a second call goes on.
+
+{disk}
+
+The tests add what needs no luck (`tests/test_fit_faults.py`): a flipped byte or a missing end in
+each file of a checkpoint, a missing file, all checkpoints damaged, writes and `fsync` that fail, a
+directory removed or taken by another process under way, two runs in one directory, half of a
+checkpoint.
+
+## Cases drawn
+
+`make properties` · {properties[machine]}
+
+{property_text}
+
+## An hour of fits
+
+`make soak` · {soak[machine]}
+
+{soak_text}
+"""
+
+
+def kills(most: int, seed: int) -> dict:
+    """Chains of killed runs: fits with every estimator, and `quell reproduce`."""
+    import killing
+
+    cases, rows = [*killing.fits(), *killing.commands()], {}
+    each = -(-most // len(killing.fits()))
+    for case in cases:
+        with tempfile.TemporaryDirectory() as place:
+            found = killing.chain(case, Path(place), each, random.Random(f"{seed} {case.name}"))
+        rows[case.name] = found._asdict()
+    settings = (
+        f"The fits take {killing.NUM_STEPS:,} steps with a checkpoint every {killing.EVERY}; "
+        "`quell reproduce` is run with `--quick` and a plan as small as it goes."
+    )
+    return {"rows": rows, "settings": settings, "machine": machine(), "disk": disks(20, seed)}
+
+
+def disks(trials: int, seed: int) -> dict:
+    """Fits whose disk is full from a third of their steps on, and has space again for the last."""
+    import killing
+
+    chance = random.Random(seed)
+    size, found = 2**21, {"trials": trials, "warned": 0, "right": 0, "resumed": 0}
+    with tempfile.TemporaryDirectory() as place:
+        expected, _ = killing.undisturbed(killing.fits((1,))[0], Path(place) / "undisturbed")
+        for trial in range(trials):
+            here = Path(place) / str(trial)
+            here.mkdir()
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", here], check=True
+            )
+            try:
+                left = int(chance.uniform(0, 60_000))
+                until = chance.choice([killing.NUM_STEPS * 2 // 3, killing.NUM_STEPS])
+                _filled(killing, here, left, until)
+                found["warned"] += "could not be written" in (here / "log").read_text()
+                found["right"] += (here / killing.RESULT).read_text() == expected
+                (here / killing.RESULT).unlink()
+                _waited(killing, killing.fits((1,))[0].run, here)
+                found["resumed"] += (here / killing.RESULT).read_text() == expected
+            finally:
+                subprocess.run(["umount", here], check=True)
+    return found
+
+
+def _filled(killing, here: Path, left: int, until: int) -> None:
+    """A run whose disk has so many bytes left between a third of its steps and `until`."""
+    import quell
+
+    filler = here / "filler"
+
+    def fill(step, params, history):
+        if step == killing.NUM_STEPS // 3:
+            free = os.statvfs(here)
+            filler.write_bytes(b"0" * max(0, free.f_bavail * free.f_frsize - left))
+        elif step == until:
+            filler.unlink()
+
+    hook = quell.callback(fill, every=killing.NUM_STEPS // 3)
+    _waited(killing, lambda d: killing.trained(quell.monte_carlo, 1, d, [hook]), here)
+
+
+def _waited(killing, run, here: Path) -> None:
+    if os.waitpid(killing.forked(run, here), 0)[1]:
+        raise RuntimeError((here / "log").read_text())
+
+
+def properties(examples: int) -> dict:
+    """The properties of `tests/test_properties.py`, with many cases each."""
+    environment = {**os.environ, "QUELL_EXAMPLES": str(examples)}
+    command = [sys.executable, "-m", "pytest", str(TESTS / "test_properties.py")]
+    command += ["--hypothesis-profile=long", "--hypothesis-show-statistics", "-q"]
+    command += ["-m", "slow or not slow"]
+    done = subprocess.run(
+        command, env=environment, cwd=TESTS.parent, capture_output=True, text=True
+    )
+    print(done.stdout[-4000:])
+    name, cases = None, {}
+    for line in done.stdout.splitlines():
+        if line.startswith("tests/test_properties.py::"):
+            name = line.partition("::")[2].rstrip(":").partition("[")[0]
+        elif "passing examples" in line and name:
+            passing = int(line.partition(" passing examples")[0].split()[-1])
+            cases[name] = cases.get(name, 0) + passing
+    return {"cases": cases, "failed": done.returncode != 0, "machine": machine()}
+
+
+def machine() -> str:
+    import jax
+
+    cores = os.cpu_count()
+    return (
+        f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {cores} cores, jax {jax.__version__}"
+    )
+
+
+def page(parts: dict) -> str:
+    """docs/faults.md from docs/faults.json."""
+    killed, cases, soak = parts["kills"], parts["properties"], parts["soak"]
+    rows = [
+        f"| {name} | {row['kills']} | {row['in_a_save']} | {row['completed']} | {row['lost']} |"
+        for name, row in [*killed["rows"].items(), ("**all**", _sums(killed["rows"].values()))]
+    ]
+    disk = killed["disk"]
+    return PAGE.format(
+        kills=killed,
+        kill_rows="\n".join(rows),
+        disk=f"{disk['trials']} runs: {disk['warned']} said that a checkpoint could not be "
+        f"written, {disk['right']} ended with the right result, {disk['resumed']} went on from "
+        "their last good checkpoint to the right result.",
+        properties=cases,
+        property_text=_property_text(cases),
+        soak=soak,
+        soak_text=_soak_text(soak),
+    )
+
+
+def _sums(rows) -> dict:
+    rows = list(rows)
+    return {name: sum(row[name] for row in rows) for name in rows[0]}
+
+
+def _property_text(part: dict) -> str:
+    lines = [
+        f"{sum(part['cases'].values()):,} cases over {len(part['cases'])} properties of "
+        f"`tests/test_properties.py`; {'some failed' if part['failed'] else 'none failed'}.",
+        "",
+        "| property | cases |",
+        "| --- | --: |",
+    ]
+    names = {name: name.removeprefix("test_").replace("_", " ") for name in part["cases"]}
+    return "\n".join(lines + [f"| {names[n]} | {count:,} |" for n, count in part["cases"].items()])
+
+
+def _soak_text(part: dict) -> str:
+    arrays, memory, traces = part["arrays"], part["megabytes"], part["traces"]
+    return (
+        f"{part['fits']:,} fits in {part['seconds'] / 60:.0f} minutes, each with a new objective, "
+        f"new data and one of {part['estimators']} estimators. Live arrays: {arrays[0]} after the "
+        f"first round, {arrays[1]} at the end. Resident memory: {memory[0]:.0f} MB after the first "
+        f"fifth, {memory[1]:.0f} MB at the end, {part['kilobytes_per_fit']:.1f} kB per fit by a "
+        f"line through the last four fifths. Traces of the losses in a round: {traces[0]} in the "
+        f"first, {traces[1]} in the last."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=["kills", "properties", "soak", "page"])
+    parser.add_argument("--kills", type=int, default=100, help="kills of fits (default: 100)")
+    parser.add_argument("--examples", type=int, default=1000, help="cases of each property")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of the soak (default: 60)")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if args.part == "kills":
+        found = kills(args.kills, args.seed)
+    elif args.part == "properties":
+        found = properties(args.examples)
+    elif args.part == "soak":
+        from soaking import soak
+
+        found = soak(args.minutes) | {"machine": machine()}
+    else:
+        found = None
+    parts = json.loads(STORE.read_text()) if STORE.exists() else {}
+    parts |= {} if found is None else {args.part: found}
+    STORE.write_text(json.dumps(parts, indent=1) + "\n")
+    if {"kills", "properties", "soak"} <= parts.keys():
+        (HERE / "faults.md").write_text(page(parts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Runs that are killed at random moments, and what is left of them when they go on.
+
+The process that asks imports everything and computes nothing, so that a child is a fork: it begins
+at once, and `kill -9` finds it starting, training or in the middle of a save. A chain is one run
+that is killed and begun again until it ends; its result must be, bit for bit, that of a run that
+nobody disturbed.
+"""
+
+import hashlib
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax._src import xla_bridge
+
+import quell
+from quell.types import Estimator, Hook
+
+NUM_STEPS, EVERY, BATCH, NUM_DATA, DIM = 3000, 50, 10, 200, 3
+RESULT = "result"
+
+ESTIMATORS = {
+    "plain": quell.monte_carlo,
+    "recognition network": lambda: quell.estimators.controlled(
+        quell.coefficients.recognition_network((8,), optax.adam(1e-2))
+    ),
+    "closed form": quell.closed_form,
+    "svrg": lambda: quell.svrg(every=100),
+}
+
+
+class Case(NamedTuple):
+    """Something to kill: `run(directory)` leaves a file `result` there, however often it begins."""
+
+    name: str
+    run: Callable[[Path], None]
+
+
+class Chain(NamedTuple):
+    """What became of a run that was killed again and again."""
+
+    kills: int
+    in_a_save: int  # the kills that left half of a file behind
+    completed: int
+    lost: int  # results that were not those of an undisturbed run
+
+
+def trained(
+    make: Callable[[], Estimator], seeds: int, directory: Path, hooks: Sequence[Hook] = ()
+) -> None:
+    """A checkpointed `fit` of a logistic regression; a digest of its result is left."""
+    key = jax.random.key(7)
+    x = jax.random.normal(key, (NUM_DATA, DIM))
+    data = {"x": x, "y": jnp.sign(x @ jnp.arange(1.0, DIM + 1) + 0.1)}
+    family = quell.full_covariance(DIM)
+    objective = quell.negative_elbo(
+        lambda w, row: -jnp.logaddexp(0.0, -row["y"] * w @ row["x"]), family, num_data=NUM_DATA
+    )
+    result = quell.fit(
+        jax.random.split(key, seeds) if seeds > 1 else key,
+        objective,
+        family.init(),
+        data,
+        optax.adam(1e-2),
+        num_steps=NUM_STEPS,
+        batch_size=BATCH,
+        estimator=make(),
+        hooks=[*hooks, quell.checkpoint(directory / "run", every=EVERY), quell.silent],
+    )
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(result):
+        digest.update(np.asarray(leaf).tobytes())
+    _leave(directory, digest.hexdigest())
+
+
+def reproduced(experiment: str, directory: Path) -> None:
+    """`quell reproduce --quick` of a tiny plan."""
+    from reproduce_tiny import reproduce  # computes when it is imported, which forks do not survive
+
+    assert reproduce(directory / "out", experiment) == 0
+    _leave(directory, (directory / "out" / f"{experiment}.csv").read_text())
+
+
+def _leave(directory: Path, content: str) -> None:
+    (directory / "result.new").write_text(content)
+    os.rename(directory / "result.new", directory / RESULT)
+
+
+def fits(seeds: tuple[int, ...] = (1, 10)) -> list[Case]:
+    return [
+        Case(
+            f"{name}, {n} {'seed' if n == 1 else 'seeds'}", lambda d, m=make, n=n: trained(m, n, d)
+        )
+        for name, make in ESTIMATORS.items()
+        for n in seeds
+    ]
+
+
+def commands() -> list[Case]:
+    return [
+        Case(f"quell reproduce {name}", lambda d, name=name: reproduced(name, d))
+        for name in ("static", "orders")
+    ]
+
+
+def forked(run: Callable[[Path], None], directory: Path) -> int:
+    """A child that runs; its process id."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    assert not xla_bridge.backends_are_initialized(), "a process that has computed cannot fork"
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        with (directory / "log").open("a") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            jax.config.update("jax_disable_most_optimizations", True)
+            # Compiled once, by the undisturbed run: kills are to find training, not compilation.
+            jax.config.update("jax_compilation_cache_dir", str(directory.parent / "compiled"))
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+            run(directory)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def undisturbed(case: Case, directory: Path) -> tuple[str, float]:
+    """The result of a run that is not killed, and its seconds."""
+    directory.mkdir(parents=True)
+    began = time.monotonic()
+    if os.waitpid(forked(case.run, directory), 0)[1]:
+        raise RuntimeError(f"{case.name} fails by itself:\n{(directory / 'log').read_text()}")
+    return (directory / RESULT).read_text(), time.monotonic() - began
+
+
+def chain(case: Case, directory: Path, most: int, chance: random.Random) -> Chain:
+    """Kill a run at random moments, at most so many times, and let it end."""
+    expected, seconds = undisturbed(case, directory / "undisturbed")
+    kills = in_a_save = lost = place = 0
+    while kills < most:
+        place += 1
+        here = directory / str(place)
+        here.mkdir()
+        while not (here / RESULT).exists():
+            child = forked(case.run, here)
+            if kills < most and _killed(child, here, seconds, chance):
+                kills += 1
+                in_a_save += any(here.rglob("*.part"))
+            elif os.waitpid(child, 0)[1] and not (here / RESULT).exists():
+                lost += 1
+                break
+        else:
+            lost += (here / RESULT).read_text() != expected
+        print(f"{case.name}: {kills} kills, {in_a_save} in a save, {lost} lost", flush=True)
+    return Chain(kills, in_a_save, place, lost)
+
+
+def _killed(child: int, directory: Path, seconds: float, chance: random.Random) -> bool:
+    """Kill a child: at any moment, or soon after it has written; False if it ended before."""
+    first = chance.random() < 0.75  # wait for a file: else most would be killed while they compile
+    known, after = _files(directory), chance.uniform(0, 0.3 * seconds)
+    moment = None if first else time.monotonic() + chance.uniform(0, seconds)
+    while _alive(child):
+        if moment is None and _files(directory) != known:
+            moment = time.monotonic() + after
+        if moment is not None and time.monotonic() >= moment:
+            os.kill(child, signal.SIGKILL)  # it has not been waited for: the number is still its
+            os.waitpid(child, 0)
+            return True
+        time.sleep(0.002)
+    return False
+
+
+def _files(directory: Path) -> set[str]:
+    """The names of what has been saved."""
+    return {path.name for path in directory.glob("*/**/*") if path.name != "lock"}
+
+
+def _alive(child: int) -> bool:
+    """Whether a child still runs; one that has ended is left for `waitpid`."""
+    found = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return found is None
