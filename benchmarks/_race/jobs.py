@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from _race import experts
+import quell
+from _race import checks, experts
 from _race.bounds import Evaluator, evaluator
 from _race.contestants import ESTIMATORS, EXPERTS, Setting, names
 from _race.problems import PROBLEMS, Problem
@@ -40,8 +41,14 @@ def jobs(name: str, phase: str, plan: Plan) -> Iterator[tuple[Path, Callable[[],
 
         page.gather(name, _problem(name), _evaluator(name, plan).optimum, plan.out, plan.docs)
         return
-    for contestant in [*names(), *EXPERTS]:
+    for contestant in [*names(), *EXPERTS, *CHECKS]:
         if plan.contestants and not any(part in contestant for part in plan.contestants):
+            continue
+        if contestant in CHECKS:
+            yield (
+                folder / phase / f"{contestant}.json",
+                partial(CHECKS[contestant], name, phase, plan),
+            )
             continue
         path = folder / phase / _file(contestant, "json")
         kind = _expert if contestant in EXPERTS else _own
@@ -182,6 +189,60 @@ def _numpyro(name: str, phase: str, plan: Plan, problem: Problem, store: Path) -
         }
     found = _read(name, "time", "NumPyro", plan)
     return None if found is None else _expert_gaps(name, plan, found, store)
+
+
+def _prices(name: str, phase: str, plan: Plan) -> Any:
+    problem = _problem(name)
+    if phase != "time":
+        return None
+    sizes = [size for size in (30, 100) if size not in problem.sizes and name == "magic"]
+    batches = (*sizes, *[size for size in problem.sizes[:-1] if size in (10, 30, 100, 300)])
+    return checks.prices(problem, batches, cold=name in ("titanic", "magic", "airfoil"))
+
+
+def _noise_left(name: str, phase: str, plan: Plan) -> Any:
+    if phase != "gaps":
+        return None
+    found = []
+    for kind in ("Adam", "natural"):
+        tuned = _read(name, "tune", f"closed form, {kind}", plan)
+        if tuned is not None:
+            config = picks(tuned, ranking_targets(name, plan)[1:2])[0]
+            found.append(checks.noise_left(_problem(name), config, kind))
+    return {"noise_left": found} if found else None
+
+
+def _limit(name: str, phase: str, plan: Plan) -> Any:
+    if phase != "gaps" or name not in LIMIT:
+        return None
+    some = {who: ESTIMATORS[who] for who in ("plain", "pairs", "closed form")}
+    return checks.limit(_problem(name), _evaluator(name, plan), LIMIT[name], some)
+
+
+def _advice(name: str, phase: str, plan: Plan) -> Any:
+    """What `recommend` picks for the batch size at which pairs are first under Adam."""
+    if phase != "time":
+        return None
+    problem, tuned = _problem(name), _read(name, "tune", "pairs, Adam", plan)
+    if tuned is None:
+        return None
+    batch = picks(tuned, ranking_targets(name, plan)[1:2])[0]["batch"]
+    key = jax.random.key(0)
+    params = problem.init(run_keys(key).params)
+    found = quell.recommend(
+        key, problem.objective, params, problem.data, batch_size=batch, seconds=5.0
+    )
+    return {
+        "asked_batch": batch,
+        "name": found.name,
+        "estimator": found.estimator.name,
+        "batch": found.batch_size,
+        "text": str(found),
+    }
+
+
+CHECKS = {"prices": _prices, "noise": _noise_left, "limit": _limit, "advice": _advice}
+LIMIT = {"titanic": 10, "magic": 100}  # batch sizes
 
 
 def _save(store: Path, paths: list) -> None:

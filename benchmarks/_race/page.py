@@ -12,6 +12,7 @@ from quell.diagnostics.records import as_json, versions
 from quell.plotting._style import COLOURS, GREY, new_figure, saved, styled
 
 BEGIN, END = "<!-- begin tables -->", "<!-- end tables -->"
+PARTS = {"prices": "time", "advice": "time", "noise": "gaps", "limit": "gaps"}
 LINES = {"Adam": "--", "natural": "-"}
 EXPERT_LINES = {"L-BFGS, exact bound": "-", "L-BFGS, 8 draws": ":", "L-BFGS, 32 draws": "-."}
 
@@ -21,6 +22,7 @@ def gather(name: str, problem: Problem, optimum: float | None, out: Path, docs: 
     found = {
         _contestant(path): json.loads(path.read_text())
         for path in sorted((out / name / "gaps").glob("*.json"))
+        if path.stem not in PARTS
     }
     if not found:
         return

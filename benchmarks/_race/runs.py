@@ -6,6 +6,7 @@ replayed, untimed, for the params on the way: results do not depend on how a run
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from _race.problems import Problem
 from quell.estimators._types import Started
 from quell.training.batches import Batches, reshuffle
 from quell.training.fit import _chunk_length
-from quell.training.loop import Loop, compiled_loop, run_keys, start_key
+from quell.training.loop import Carried, Loop, compiled_loop, run_keys, start_key
 
 MARKS = 24  # params kept along a run
 STRETCH = 0.03  # seconds of steps that are timed at once
@@ -125,13 +126,27 @@ def timed(racer: Racer, setting: Setting, num_steps: int, seed: int) -> Run:
     return Run(steps, seconds, refreshes, _sum(carried.params))
 
 
-def replayed(racer: Racer, setting: Setting, num_steps: int, seed: int):
-    """The same run again: steps, refreshes before them, params and averages `[MARKS, ...]`, and
-    the sum at its end."""
+def replayed(
+    racer: Racer,
+    setting: Setting,
+    num_steps: int,
+    seed: int,
+    *,
+    at: list[int] | None = None,
+    look: Callable[[Carried, int], None] = lambda carried, step: None,
+):
+    """The same run again, with a look at some of its steps.
+
+    Returns:
+      The steps, the refreshes before them, params and averages `[T, ...]`, padded to `MARKS` where
+      the steps are not given, and the sum of the params at the end.
+    """
     loop, problem = racer.loop, racer.problem
     keys, carried = _start(racer, setting, num_steps, seed)
     least = max(1.0, num_steps / 300)
-    marks = np.unique(np.geomspace(least, num_steps, MARKS).round().astype(int))
+    marks = np.unique(
+        np.geomspace(least, num_steps, MARKS).round().astype(int) if at is None else at
+    )
     kept, step, refreshes, counts = [], 0, 0, []
     for mark in marks:
         while step < mark:
@@ -141,9 +156,11 @@ def replayed(racer: Racer, setting: Setting, num_steps: int, seed: int):
             end = int(min(mark, step + loop.length, loop.next_visit(step)))
             carried = _advanced(loop, keys, carried, problem, step, end - step)
             step = end
+        look(carried, step)
         counts.append(refreshes)
         kept.append(jax.tree.map(np.asarray, (carried.params, carried.optimizer_state.average)))
-    padded = kept + kept[-1:] * (MARKS - len(kept))  # one shape, one compilation
+    missing = MARKS - len(kept) if at is None else 0
+    padded = kept + kept[-1:] * missing  # one shape, one compilation
     last, average = jax.tree.map(lambda *leaves: np.stack(leaves), *padded)
     return marks.tolist(), counts, last, average, _sum(carried.params)
 
