@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 
-.PHONY: demo test test-slow lint bench reproduction closed-form comparison contract faults properties soak clean help
+.PHONY: demo test test-slow lint bench race reproduction closed-form comparison contract faults properties soak clean help
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -25,9 +25,14 @@ lint: $(VENV)/.dev  ## format, lint and types
 
 bench: $(VENV)/.data  ## the benchmarks, one after the other; JSON lands in out/
 	@for script in benchmarks/*.py; do \
-		case $$script in */_*) continue;; esac; \
+		case $$script in */_*|*/race.py) continue;; esac; \
 		echo "== $$script"; $(BIN)/python $$script || exit 1; \
 	done
+
+race: $(VENV)/.data  ## docs/race.md, its figures and numbers, within 90 minutes; goes on where it stopped
+	$(PIP) numpyro
+	$(BIN)/python benchmarks/race.py $(ARGS)
+	$(BIN)/python docs/make_race.py
 
 reproduction: $(VENV)/.demo  ## the full run, about 75 minutes; makes docs/reproduction.md and its figures
 	$(BIN)/quell reproduce all --out out/full

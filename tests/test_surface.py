@@ -45,9 +45,9 @@ def everything() -> dict[int, tuple[str, object]]:
     return found
 
 
-def test_at_most_31_names_at_the_top_and_75_in_all():
+def test_at_most_31_names_at_the_top_and_78_in_all():
     assert len(public(quell)) <= 31
-    assert len(everything()) <= 75, sorted(name for name, _ in everything().values())
+    assert len(everything()) <= 78, sorted(name for name, _ in everything().values())
 
 
 FUNCTIONS = [(n, f) for n, f in everything().values() if inspect.isfunction(f)]

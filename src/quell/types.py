@@ -29,7 +29,7 @@ from quell.estimators._types import Refresh as Refresh
 from quell.estimators._types import Sampling as Sampling
 from quell.estimators._types import Started as Started
 from quell.gaussian import Gaussian as Gaussian
-from quell.models._neural_network import Likelihood as Likelihood
+from quell.models._likelihoods import Likelihood as Likelihood
 from quell.models._types import Model as Model
 from quell.models._types import Prediction as Prediction
 from quell.natural_gradient import NaturalGradientState as NaturalGradientState

@@ -1,0 +1,1 @@
+"""The parts of the race: problems, bounds, contestants, runs, tuning, experts and the page."""

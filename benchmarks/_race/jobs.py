@@ -1,0 +1,313 @@
+"""The jobs of the race: for each problem and phase one file per contestant."""
+
+import json
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import quell
+from _race import checks, experts
+from _race.bounds import Evaluator, evaluator
+from _race.contestants import ESTIMATORS, EXPERTS, Setting, names
+from _race.problems import PROBLEMS, Problem
+from _race.runs import Run, racer, replayed, seconds_at, timed
+from _race.tuning import picks, tune
+from quell._tree import number_of_parameters
+from quell.training.loop import run_keys
+
+UNTUNED = {"batch": 100, "peak": 0.01, "cosine": False, "use": "last"}
+_COEFFICIENTS = 2**23  # of the network: beyond, a step takes longer than the others' run
+
+
+class Plan(NamedTuple):
+    """What is asked for: folders, seeds, the share of each run's time, and who takes part."""
+
+    out: Path
+    docs: Path
+    seeds: int
+    pace: float
+    contestants: tuple[str, ...]
+
+
+def jobs(name: str, phase: str, plan: Plan) -> Iterator[tuple[Path, Callable[[], Any]]]:
+    """The file and the work of each job."""
+    folder = plan.out / name
+    if phase == "page":
+        from _race import page
+
+        page.gather(name, _problem(name), _evaluator(name, plan).optimum, plan.out, plan.docs)
+        return
+    for contestant in [*names(), *EXPERTS, *CHECKS]:
+        if plan.contestants and not any(part in contestant for part in plan.contestants):
+            continue
+        if contestant in CHECKS:
+            yield (
+                folder / phase / f"{contestant}.json",
+                partial(CHECKS[contestant], name, phase, plan),
+            )
+            continue
+        path = folder / phase / _file(contestant, "json")
+        kind = _expert if contestant in EXPERTS else _own
+        yield path, partial(kind, name, contestant, phase, plan)
+
+
+def _own(name: str, contestant: str, phase: str, plan: Plan) -> Any:
+    """A job of an estimator under an optimiser."""
+    problem, (estimator, kind) = _problem(name), contestant.split(", ")
+    if not _bearable(problem, estimator):
+        return None
+    made, seconds = ESTIMATORS[estimator](), problem.seconds * plan.pace
+    if phase == "tune":
+        seeds = 2 if problem.seconds <= 2 else 1
+        return tune(problem, made, kind, _evaluator(name, plan), seconds, seeds)
+    if phase == "time":
+        found = _read(name, "tune", contestant, plan)
+        if found is None or not found["runs"]:
+            return None
+        chosen = picks(found, ranking_targets(name, plan))
+        if kind == "Adam":
+            chosen.append(_untuned(problem, found, seconds))
+        return _timed(problem, made, kind, chosen, plan.seeds)
+    found = _read(name, "time", contestant, plan)
+    return None if found is None else _gaps(problem, made, kind, found, _evaluator(name, plan))
+
+
+def _untuned(problem: Problem, found: dict, seconds: float) -> dict:
+    """Constant Adam at 1e-2 and batches of 100, for the problem's time."""
+    batch = min(UNTUNED["batch"], problem.objective.num_data)
+    near = min(found["per_step"], key=lambda size: abs(np.log(int(size) / batch)))
+    num_steps = max(10, int(seconds / found["per_step"][near]))
+    return UNTUNED | {"batch": batch, "num_steps": num_steps, "untuned": True}
+
+
+def _timed(problem: Problem, made, kind: str, chosen: list[dict], seeds: int) -> dict:
+    racers, timings = {}, []
+    for config in chosen:
+        batch = config["batch"]
+        racers[batch] = racers.get(batch) or racer(problem, made, kind, batch)
+        setting = Setting(batch, config["peak"], config["cosine"])
+        runs = [timed(racers[batch], setting, config["num_steps"], seed) for seed in range(seeds)]
+        timings.append(config | {"runs": [run._asdict() for run in runs]})
+    return {
+        "cold": {str(batch): r.cold for batch, r in racers.items()},
+        "per_step": {str(batch): r.per_step for batch, r in racers.items()},
+        "per_refresh": {str(batch): r.per_refresh for batch, r in racers.items()},
+        "timings": timings,
+    }
+
+
+def _gaps(problem: Problem, made, kind: str, found: dict, judge: Evaluator) -> dict:
+    racers, results = {}, []
+    for config in found["timings"]:
+        batch = config["batch"]
+        racers[batch] = racers.get(batch) or racer(problem, made, kind, batch)
+        setting = Setting(batch, config["peak"], config["cosine"])
+        values, seconds, steps, same = [], [], [], []
+        for seed, run in enumerate(config["runs"]):
+            steps, _, last, average, check = replayed(
+                racers[batch], setting, config["num_steps"], seed
+            )
+            chosen = average if config["use"] == "average" else last
+            values.append(judge.full(chosen)[: len(steps)].tolist())
+            seconds.append(seconds_at(Run(**run), steps))
+            same.append(bool(np.isclose(check, run["check"], rtol=1e-4, atol=1e-4)))
+        kept = {key: value for key, value in config.items() if key != "runs"}
+        kept["refresh_share"] = float(np.mean([_refresh_share(run) for run in config["runs"]]))
+        results.append(kept | {"steps": steps, "seconds": seconds, "values": values, "same": same})
+    costs = {key: found[key] for key in ("cold", "per_step", "per_refresh")}
+    return costs | {"results": results}
+
+
+def _refresh_share(run: dict) -> float:
+    return sum(seconds for _, seconds in run["refreshes"]) / run["seconds"][-1]
+
+
+def _expert(name: str, contestant: str, phase: str, plan: Plan) -> Any:
+    """A job of an expert: paths are kept beside the times, and evaluated later."""
+    problem, seconds = _problem(name), 1.5 * _problem(name).seconds * plan.pace
+    store = plan.out / name / "time" / _file(contestant, "npz")
+    if contestant == "NumPyro":
+        return _numpyro(name, phase, plan, problem, store)
+    if phase == "tune":
+        return None
+    draws = None if "exact" in contestant else int(contestant.split()[1])
+    if phase == "time":
+        seeds = 1 if draws is None else plan.seeds  # without draws every run is the same
+        paths = [experts.lbfgs(problem, draws, seconds, seed) for seed in range(seeds)]
+        if paths[0] is None:
+            return None
+        _save(store, paths)
+        return {
+            "cold": {"all": paths[0].cold},
+            "seconds": [path.seconds for path in paths],
+            "steps": [path.steps for path in paths],
+        }
+    found = _read(name, "time", contestant, plan)
+    return None if found is None else _expert_gaps(name, plan, found, store)
+
+
+def _numpyro(name: str, phase: str, plan: Plan, problem: Problem, store: Path) -> Any:
+    if problem.program is None:
+        return None
+    seconds = problem.seconds * plan.pace
+    if phase == "tune":
+        runs = []
+        for batch in problem.sizes[:-1][-2:]:
+            svi = experts.numpyro_svi(problem, batch)
+            for peak in (0.01, 0.03, 0.1):
+                for share in (1 / 27, 1 / 9, 1 / 3):
+                    steps = max(10, int(share * seconds / svi.per_step))
+                    path = experts.numpyro_path(svi, peak, steps, 0, timed=False)
+                    rough = _evaluator(name, plan).rough(path.params)
+                    last = [np.nan_to_num(rough, nan=1e30).tolist()]
+                    run = {"batch": batch, "peak": peak, "cosine": True, "num_steps": steps}
+                    seen = {"steps": path.steps, "seconds": path.seconds}
+                    runs.append(run | seen | {"last": last, "average": last})
+        return {"runs": runs}
+    if phase == "time":
+        found = _read(name, "tune", "NumPyro", plan)
+        if found is None:
+            return None
+        config = picks(found, ranking_targets(name, plan)[-1:])[0]
+        svi, paths = experts.numpyro_svi(problem, config["batch"]), []
+        at = config["peak"], config["num_steps"]
+        for seed in range(plan.seeds):
+            timed_path = experts.numpyro_path(svi, *at, seed, timed=True)
+            path = experts.numpyro_path(svi, *at, seed, timed=False)
+            paths.append(path._replace(seconds=timed_path.seconds))
+        _save(store, paths)
+        per_step = paths[0].seconds[-1] / config["num_steps"]
+        return config | {
+            "cold": {"all": svi.cold},
+            "per_step": {str(config["batch"]): per_step},
+            "seconds": [path.seconds for path in paths],
+            "steps": [path.steps for path in paths],
+        }
+    found = _read(name, "time", "NumPyro", plan)
+    return None if found is None else _expert_gaps(name, plan, found, store)
+
+
+def _prices(name: str, phase: str, plan: Plan) -> Any:
+    problem = _problem(name)
+    if phase != "time":
+        return None
+    sizes = [size for size in (30, 100) if size not in problem.sizes and name == "magic"]
+    batches = (*sizes, *[size for size in problem.sizes[:-1] if size in (10, 30, 100, 300)])
+    return checks.prices(problem, batches, cold=name in ("titanic", "magic", "airfoil"))
+
+
+def _noise_left(name: str, phase: str, plan: Plan) -> Any:
+    if phase != "gaps":
+        return None
+    found = []
+    for kind in ("Adam", "natural"):
+        tuned = _read(name, "tune", f"closed form, {kind}", plan)
+        if tuned is not None:
+            config = picks(tuned, ranking_targets(name, plan)[1:2])[0]
+            found.append(checks.noise_left(_problem(name), config, kind))
+    return {"noise_left": found} if found else None
+
+
+def _limit(name: str, phase: str, plan: Plan) -> Any:
+    if phase != "gaps" or name not in LIMIT:
+        return None
+    some = {who: ESTIMATORS[who] for who in ("plain", "pairs", "closed form")}
+    return checks.limit(_problem(name), _evaluator(name, plan), LIMIT[name], some)
+
+
+def _advice(name: str, phase: str, plan: Plan) -> Any:
+    """What `recommend` picks for the batch size at which pairs are first under Adam."""
+    if phase != "time":
+        return None
+    problem, tuned = _problem(name), _read(name, "tune", "pairs, Adam", plan)
+    if tuned is None:
+        return None
+    batch = picks(tuned, ranking_targets(name, plan)[1:2])[0]["batch"]
+    key = jax.random.key(0)
+    params = problem.init(run_keys(key).params)
+    found = quell.recommend(
+        key, problem.objective, params, problem.data, batch_size=batch, seconds=5.0
+    )
+    return {
+        "asked_batch": batch,
+        "name": found.name,
+        "estimator": found.estimator.name,
+        "batch": found.batch_size,
+        "text": str(found),
+    }
+
+
+CHECKS = {"prices": _prices, "noise": _noise_left, "limit": _limit, "advice": _advice}
+LIMIT = {"titanic": 10, "magic": 100}  # batch sizes
+
+
+def _save(store: Path, paths: list) -> None:
+    store.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {}
+    for seed, path in enumerate(paths):
+        for i, leaf in enumerate(jax.tree.leaves(path.params)):
+            arrays[f"{seed}.{i}"] = np.asarray(leaf)
+    np.savez(store, **arrays)
+
+
+def _expert_gaps(name: str, plan: Plan, found: dict, store: Path) -> dict:
+    treedef = jax.tree.structure(_problem(name).init(jax.random.key(0)))
+    arrays, values = np.load(store), []
+    for seed in range(len(found["seconds"])):
+        leaves = [arrays[f"{seed}.{i}"] for i in range(treedef.num_leaves)]
+        values.append(_evaluator(name, plan).full(treedef.unflatten(leaves)).tolist())
+    return found | {"values": values}
+
+
+def ranking_targets(name: str, plan: Plan) -> list[float]:
+    """The targets of a problem as values of the ranking."""
+    targets = list(_problem(name).targets)
+    if _problem(name).bound.value is not None:
+        return targets
+    ends = []
+    for path in (plan.out / name / "tune").glob("*.json"):
+        ends += [np.median(run["last"], 0).min() for run in json.loads(path.read_text())["runs"]]
+    return [float(min(ends)) + target for target in targets] if ends else targets
+
+
+def _bearable(problem: Problem, estimator: str) -> bool:
+    if estimator != "network":
+        return True
+    P = number_of_parameters(problem.init(jax.random.key(0)))
+    return problem.objective.noise.size * 129 * P <= _COEFFICIENTS
+
+
+def _file(contestant: str, kind: str) -> str:
+    return f"{contestant.replace(', ', '--').replace(' ', '_')}.{kind}"
+
+
+def _read(name: str, phase: str, contestant: str, plan: Plan) -> Any:
+    path = plan.out / name / phase / _file(contestant, "json")
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+@cache
+def _problem(name: str) -> Problem:
+    return PROBLEMS[name]()
+
+
+@cache
+def _evaluator(name: str, plan: Plan) -> Evaluator:
+    """The evaluator, whose optimum is kept on disk."""
+    store = plan.out / name / "optimum.npz"
+    found, treedef = (
+        None,
+        jax.tree.structure(_problem(name).init(run_keys(jax.random.key(0)).params)),
+    )
+    if store.exists():
+        arrays = np.load(store)
+        found = treedef.unflatten([arrays[str(i)] for i in range(treedef.num_leaves)])
+    made = evaluator(_problem(name), found)
+    if made.best is not None and found is None:
+        store.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(store, **{str(i): leaf for i, leaf in enumerate(jax.tree.leaves(made.best))})
+    return made

@@ -1,0 +1,113 @@
+"""Tuning: batch size, rate and schedule of a contestant, by successive halving.
+
+Five stages of runs, each three times as long as the last, up to the problem's longest: every batch
+size and rate with a cosine; then the best five, three, two and the best alone. In the third and
+fourth stage the best two also run at a third of their rate, which stays; their iterates are used as
+they are and averaged. At the edge of the grid the next rate beyond is tried as well. The result is
+all runs: each target picks its own.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from _race.bounds import Evaluator
+from _race.contestants import PEAKS, Setting
+from _race.problems import Problem
+from _race.runs import Racer, racer, replayed
+
+STAGES = (1 / 81, 1 / 27, 1 / 9, 1 / 3, 1.0)
+SURVIVORS = (5, 3, 2, 1)  # of each stage but the last
+STAYING = (1 / 9, 1 / 3)  # stages with rates that stay
+LEAST_STEPS = 10
+
+
+def tune(
+    problem: Problem, estimator: Any, kind: str, evaluator: Evaluator, seconds: float, seeds: int
+) -> dict:
+    """Every run of the search: settings, steps, the ranking value on the way, times per step."""
+    racers: dict[int, Racer] = {}
+    runs: list[dict] = []
+
+    def one(setting: Setting, share: float) -> None:
+        num_steps = int(share * seconds / racers[setting.batch].per_step)
+        key = {**setting._asdict(), "num_steps": num_steps}
+        if num_steps < LEAST_STEPS or any(key.items() <= run.items() for run in runs):
+            return
+        last, average, steps, refreshes = [], [], [], []
+        for seed in range(seeds):
+            steps, refreshes, *params, _ = replayed(
+                racers[setting.batch], setting, num_steps, 100 + seed
+            )
+            found = [np.nan_to_num(evaluator.rough(p)[: len(steps)], nan=1e30) for p in params]
+            last.append(np.minimum(found[0], 1e30).tolist())
+            average.append(np.minimum(found[1], 1e30).tolist())
+        use = racers[setting.batch]
+        took = use.per_step * np.array(steps) + use.per_refresh * np.array(refreshes)
+        found = {"seconds": took.tolist(), "last": last, "average": average}
+        runs.append(key | {"share": share, "steps": steps} | found)
+
+    for batch in problem.sizes:
+        racers[batch] = racer(problem, estimator, kind, batch)
+        if seconds * STAGES[-1] / racers[batch].per_step < LEAST_STEPS:
+            del racers[batch]
+    settings = [Setting(batch, peak, True) for batch in racers for peak in PEAKS[kind]]
+    for share, most in zip(STAGES, (*SURVIVORS, 1)):
+        if share in STAYING:
+            settings += [Setting(s.batch, s.peak / 3, False) for s in settings[:2] if s.cosine]
+        for setting in settings:
+            one(setting, share)
+        ranked = sorted((run for run in runs if run["share"] == share and run["cosine"]), key=_end)
+        if not ranked:  # too short for any step
+            continue
+        settings = [Setting(run["batch"], run["peak"], True) for run in ranked[:most]]
+        if most > 1:
+            settings += _beyond(settings[0], [Setting(r["batch"], r["peak"], True) for r in ranked])
+    return {
+        "per_step": {str(batch): r.per_step for batch, r in racers.items()},
+        "per_refresh": {str(batch): r.per_refresh for batch, r in racers.items()},
+        "cold": {str(batch): r.cold for batch, r in racers.items()},
+        "runs": runs,
+    }
+
+
+def picks(found: dict, targets: list[float]) -> list[dict]:
+    """For each target (a ranking value) the run that is there first, by steps × time of a step.
+
+    A target that no run reaches is given the run that ends lowest.
+    """
+    chosen = []
+    for target in targets:
+        best, least = None, np.inf
+        for run in found["runs"]:
+            for use in ("last",) if run["cosine"] else ("last", "average"):
+                median = np.median(run[use], 0)
+                there = np.flatnonzero(median <= target)
+                if not len(there):
+                    continue
+                seconds = run["seconds"][there[0]]
+                if seconds < least:
+                    best, least = _described(run, use), seconds
+        if best is None:
+            uses = [(run, use) for run in found["runs"] for use in ("last", "average")]
+            uses = [(run, use) for run, use in uses if use == "last" or not run["cosine"]]
+            if uses:
+                best = _described(*min(uses, key=lambda pair: np.median(pair[0][pair[1]], 0)[-1]))
+        if best is not None and best not in chosen:
+            chosen.append(best)
+    return chosen
+
+
+def _described(run: dict, use: str) -> dict:
+    return {name: run[name] for name in ("batch", "peak", "cosine", "num_steps")} | {"use": use}
+
+
+def _end(run: dict) -> float:
+    return float(np.median(run["last"], 0)[-1])
+
+
+def _beyond(best: Setting, settings: list[Setting]) -> list[Setting]:
+    """The neighbours of the best rate that are not tried yet, a factor of three apart."""
+    found = [best._replace(peak=best.peak * factor) for factor in (3, 1 / 3)]
+    tried = [s.peak for s in settings if s.batch == best.batch]
+    return [s for s in found if not np.isclose(s.peak, tried, rtol=0.2).any()]

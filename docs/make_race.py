@@ -1,0 +1,216 @@
+"""Write the tables of docs/race.md from docs/race/*.json, which `benchmarks/race.py` leaves.
+
+python docs/make_race.py
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ORDER = (
+    "magic", "million", "titanic", "airfoil", "airfoil_short", "spambase", "poisson",
+    "poisson_mean_field", "crossed", "digits", "digits_local", "protein",
+)  # fmt: skip
+NEVER = "–"
+
+
+def main() -> None:
+    results = {path.stem: json.loads(path.read_text()) for path in HERE.glob("race/*.json")}
+    results = {name: results[name] for name in ORDER if name in results}
+    page = (HERE / "race.md").read_text()
+    page = between(page, "bars", bars(results))
+    page = between(page, "untuned", untuned(results))
+    page = between(page, "problems", "\n".join(problem(n, d) for n, d in results.items()))
+    (HERE / "race.md").write_text(page)
+
+
+def between(page: str, mark: str, text: str) -> str:
+    """The page with the text between two marks."""
+    begin, end = f"<!-- begin {mark} -->", f"<!-- end {mark} -->"
+    return page[: page.index(begin) + len(begin)] + "\n" + text + "\n" + page[page.index(end) :]
+
+
+def problem(name: str, document: dict) -> str:
+    """The table and the figure of a problem."""
+    targets = [str(t) for t in document["targets"]]
+    to = [f"{float(t):g} nats" for t in targets]
+    head = ["contestant", *to, "ends at", "setting", "µs a step", "refreshes"]
+    rows = []
+    for who, summary in sorted(document["contestants"].items(), key=lambda i: _rank(i[1], targets)):
+        setting = _setting_of(summary, targets)
+        step = (summary.get("per_step") or {}).get(str(setting.get("batch")))
+        share = setting.get("refresh_share")
+        rows.append(
+            [who, *(_seconds(summary["times"][t]) for t in targets), _number(summary["end"][0]),
+             _words(setting), NEVER if step is None else f"{step * 1e6:.0f}",
+             f"{100 * share:.0f} %" if share else ""]
+        )  # fmt: skip
+    how = "by quadrature" if document["exact"] else "with fixed draws; the best any run found"
+    lines = [
+        f"### {document['title']}",
+        "",
+        f"Best bound {document['best']:,.2f} nats ({how}).",
+        "",
+    ]
+    lines += table(head, rows)
+    advice = document.get("advice")
+    if advice:
+        lines += ["", f"`quell.recommend` at batch size {advice['asked_batch']}: "
+                  f"{advice['estimator']}, batch size {advice['batch']}."]  # fmt: skip
+    return "\n".join([*lines, "", f"![Gap over time](figures/race-{name}.png)", ""])
+
+
+def untuned(results: dict) -> str:
+    """Constant Adam at 1e-2, batches of 100: nats above the best at the end of the time."""
+    who = ("plain", "pairs", "8 draws", "SVRG", "network", "closed form")
+    rows = []
+    for document in results.values():
+        cells = [document["title"]]
+        for estimator in who:
+            summary = document["contestants"].get(f"{estimator}, Adam") or {}
+            first = (summary.get("untuned") or {}).get(str(document["targets"][1]))
+            end = summary.get("untuned_end")
+            cells.append(NEVER if end is None else f"{_seconds(first)}; {_number(end[0])}")
+        rows.append(cells)
+    return "\n".join(table(["problem", *who], rows))
+
+
+def bars(results: dict) -> str:
+    """What the race had to show, and what it showed."""
+    rows = [*_prices(results), *_noise(results), *_ratios(results), *_limits(results)]
+    return "\n".join(table(["", "bar", "measured", ""], rows))
+
+
+def _prices(results: dict):
+    for name, batch in (("magic", "30"), ("magic", "100"), ("airfoil", "100")):
+        ratio = _at(results, name, "prices", "step", batch, "ratio")
+        yield _bar(
+            f"closed-form step, {name}, batch {batch}", "≤ 1.25 × pairs", ratio, 1.25, "{:.2f} ×"
+        )
+    for name in results:
+        for epochs, most in (("1", 0.5), ("10", 0.2)):
+            share = _at(results, name, "prices", "refresh_share", epochs)
+            if share is not None:
+                yield _bar(
+                    f"refreshes, {epochs} epochs, {name}", f"≤ {most:.0%}", share, most, "{:.0%}"
+                )
+    for name in results:
+        cold = _at(results, name, "prices", "cold")
+        if cold:
+            ratio = cold["closed form"] / cold["plain"]
+            words = f"{{:.1f}} × ({cold['closed form']:.1f} s, plain {cold['plain']:.1f} s)"
+            yield _bar(f"cold start, {name}", "≤ 2 × plain", ratio, 2, words)
+
+
+def _noise(results: dict):
+    for name, most in (("magic", 0.03), ("million", 0.05), ("airfoil", 0.15), ("protein", 0.1)):
+        for row in _at(results, name, "noise", "noise_left") or []:
+            worst = max(row["tenths"][1:])
+            what = f"noise left of pairs', {name}, {row['optimiser']}, batch {row['batch']}"
+            yield _bar(what, f"≤ {most:g}", worst, most, "{:.3f}")
+
+
+def _ratios(results: dict):
+    ours = ("closed form",)
+    for name, target, against, least in (
+        ("magic", 1.0, ("pairs, Adam",), 6),
+        ("magic", 1.0, ("plain, Adam",), 30),
+        ("magic", 1.0, ("L-BFGS, exact bound",), 4),
+        ("million", 1.0, ("pairs, Adam", "pairs, natural"), 5),
+        ("million", 1.0, ("L-BFGS, exact bound", "L-BFGS, 8 draws", "L-BFGS, 32 draws"), 10),
+        ("titanic", 0.1, ("pairs, Adam",), 1),
+        ("titanic", 0.1, ("plain, Adam",), 2),
+        ("airfoil", 10.0, ("pairs, Adam",), 5),
+        ("airfoil", 10.0, ("plain, Adam",), 8),
+    ):
+        if name not in results:
+            continue
+        document = results[name]
+        best = _best(document, target, ours)
+        other = min(_time(document, who, target) for who in against)
+        what = f"{name}, {target:g} nats: closed form against {' or '.join(against)}"
+        ratio = other / best if math.isfinite(best) else None
+        words = f"{{:.1f}} × ({_clock(best)}, {_clock(other)})"
+        yield _bar(what, f"≥ {least} ×", ratio, least, words, most=False)
+
+
+def _limits(results: dict):
+    for name in results:
+        found = _at(results, name, "limit", "limit") or {}
+        for who, row in found.items():
+            for steps in ("1000", "10000"):
+                ratio = row[steps]["ratio"]
+                held = "held" if 0.7 <= ratio <= 3 else "missed"
+                what = f"{name}, {who}: gap after {int(steps):,} steps over ν/T, with replacement"
+                yield [what, "0.7 to 3", f"{ratio:.2f} (ν {row['nu']:.3g})", held]
+
+
+def _bar(what: str, bar: str, value: Any, edge: float, words: str, most: bool = True) -> list[str]:
+    if value is None:
+        return [what, bar, "not measured", ""]
+    held = value <= edge if most else value >= edge
+    return [what, bar, words.format(value), "held" if held else "missed"]
+
+
+def _best(document: dict, target: float, estimators) -> float:
+    """The first time of some estimators, under either optimiser."""
+    named = [w for w in document["contestants"] if w.split(", ")[0] in estimators]
+    return min((_time(document, who, target) for who in named), default=math.inf)
+
+
+def _time(document: dict, who: str, target: float) -> float:
+    first = (document["contestants"].get(who) or {"times": {}})["times"].get(str(target))
+    return math.inf if first is None else first["seconds"][0]
+
+
+def _rank(summary: dict, targets: list[str]):
+    times = [(summary["times"][t] or {"seconds": [math.inf]})["seconds"][0] for t in targets]
+    return times[1], times[0], times[2], summary["end"][0] or math.inf
+
+
+def _setting_of(summary: dict, targets: list[str]) -> dict:
+    for t in (targets[1], targets[0], targets[2]):
+        if summary["times"][t] is not None:
+            return summary["times"][t]["setting"]
+    return summary["curves"][0]
+
+
+def _words(setting: dict) -> str:
+    if "batch" not in setting:
+        return "all the data"
+    use = "cosine" if setting["cosine"] else {"average": "averaged"}.get(setting["use"], "constant")
+    return f"{setting['batch']:,}, {setting['peak']:.2g}, {use}, {setting['num_steps']:,} steps"
+
+
+def _seconds(first: Any) -> str:
+    if first is None:
+        return NEVER
+    median, low, high = first["seconds"]
+    return f"{_clock(median)} ({_clock(low)} to {_clock(high)})"
+
+
+def _clock(seconds: float | None) -> str:
+    if seconds is None or not math.isfinite(seconds):
+        return "never"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _number(value: float | None) -> str:
+    return NEVER if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _at(results: dict, *path: str) -> Any:
+    found: Any = results
+    for part in path:
+        found = (found or {}).get(part)
+    return found
+
+
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+
+
+if __name__ == "__main__":
+    main()
