@@ -1,14 +1,15 @@
 """`quell reproduce`: the experiments of the paper, its figures, its table and its claims."""
 
 import argparse
-import sys
 from pathlib import Path
 
 NAME = "reproduce"
 HELP = "run the paper's experiments, and write figures, tables and report.html"
 # Written out, so that `quell --help` needs neither the laboratory nor its tools.
 EXPERIMENTS = ("figure-1", "static", "dynamic", "orders", "traces", "table-1")
-MODELS = ("logistic", "deep-gp")
+MODELS = ("logistic", "deep-gp", "deep-gp-1")
+NEXT = "quell compare --model logistic   (twenty estimators on one problem)"
+NEXT_QUICK = "quell reproduce all --out out/full   (the full run), or " + NEXT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "experiment", nargs="?", default="all", choices=(*EXPERIMENTS, "all"), help="default: all"
     )
     parser.add_argument("--model", default="all", choices=(*MODELS, "all"), help="default: all")
-    parser.add_argument("--seeds", type=int, help="independent runs (default: 10)")
+    parser.add_argument("--seeds", type=int, help="independent runs in a batch (default: 10, 5)")
     parser.add_argument("--quick", action="store_true", help="few seeds and short runs: minutes")
     parser.add_argument(
         "--out", type=Path, default=Path("out"), help="directory; finished jobs are kept"
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the experiments and print a line for each claim."""
+    """Run the experiments; print a line for each claim, then what was found and what to do next."""
     from quell._errors import invalid
 
     try:
@@ -37,16 +38,21 @@ def run(args: argparse.Namespace) -> int:
 
     if args.seeds is not None and args.seeds < 1:
         raise invalid("--seeds", expected="at least 1", got=args.seeds, advice="Use --seeds 10.")
-    claims = reproduce(
+    outcome = reproduce(
         plans(MODELS if args.model == "all" else (args.model,), quick=args.quick, seeds=args.seeds),
         args.out,
         experiments=EXPERIMENTS if args.experiment == "all" else (args.experiment,),
         command=_command(args),
     )
-    for claim in claims:
-        if claim.parts:
-            print(f"{claim.id:>2}  {claim.verdict:<18}  {claim.text}")
-    print(f"Wrote {args.out / 'report.html'}", file=sys.stderr)
+    judged = [claim for claim in outcome.claims if claim.parts]
+    if judged:
+        print(f"{'':>2}  {'this run':<18}  {'full run':<18}  claim")
+    for claim in judged:
+        full = outcome.full.get(str(claim.id), {}).get("all", "not run")
+        print(f"{claim.id:>2}  {claim.verdict:<18}  {full:<18}  {claim.text}")
+    print(f"Found: {outcome.found}")
+    print(f"Report: {args.out / 'report.html'}")
+    print(f"Next: {NEXT_QUICK if args.quick else NEXT}")
     return 0
 
 
