@@ -184,7 +184,9 @@ def _keeps_up(r: Results) -> Parts:
         ]
 
     literal, *others = makers(removed, positive, "removed in joint training")
-    lost = makers(beside_frozen, above(-KEEPS_UP), "removed jointly minus removed at a frozen model")
+    lost = makers(
+        beside_frozen, above(-KEEPS_UP), "removed jointly minus removed at a frozen model"
+    )
     return _collect(r, literal), _collect(r, *others, *lost)
 
 
@@ -299,21 +301,23 @@ def _partial_gradients_faster(procedure: Procedure) -> list[MakePart]:
     ]
 
 
-def _logistic_over_deep(procedure: Procedure) -> list[MakePart]:
-    def compare(name: str, get: Callable, r: Results, model: str) -> Part:
+def _logistic_over_deep(r: Results) -> Parts:
+    def compare(get: Callable, name: str, procedure: Procedure, r: Results, model: str) -> Part:
         if model == "logistic" or "logistic" not in r.plans:
             raise NotRunError(name)
-        both = [
-            (get(r, model, metric, procedure=procedure), get(r, "logistic", metric, procedure=procedure))
-            for metric in ("draws", "norm")
-        ]
-        level = r.level(model, "logistic")
-        interval, paper = (difference_interval(*pair, level) for pair in both)
-        return Part(name, model, interval, positive(interval), paper, seeds=both[0][0].size)
 
-    frozen = partial(compare, f"frozen, {SCALE_NAMES[procedure[0]]}", Results.static)
-    joint = partial(compare, f"joint training, {procedure_name(procedure)}", Results.dynamic)
-    return [frozen, joint]
+        def interval(metric: str):
+            deep, logistic = (get(r, m, metric, procedure=procedure) for m in (model, "logistic"))
+            return difference_interval(deep, logistic, r.level(model, "logistic")), deep.size
+
+        (draws, seeds), (norm, _) = interval("draws"), interval("norm")
+        return Part(name, model, draws, positive(draws), norm, seeds)
+
+    frozen, joint = (
+        [partial(compare, get, f"{name}, {procedure_name(p)}", p) for p in PROCEDURES]
+        for get, name in ((Results.static, "frozen"), (Results.dynamic, "joint training"))
+    )
+    return _collect(r, frozen[0]), _collect(r, *frozen[1:], *joint)
 
 
 _PARTS: tuple[Callable[[Results], Parts], ...] = (
@@ -327,5 +331,5 @@ _PARTS: tuple[Callable[[Results], Parts], ...] = (
     _alike,
     _overhead,
     _by_procedure(_partial_gradients_faster),
-    _by_procedure(_logistic_over_deep),
+    _logistic_over_deep,
 )

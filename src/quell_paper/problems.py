@@ -78,9 +78,7 @@ def sampled_nelbo(
     return totals.mean() + objective.regulariser(params)
 
 
-def exact_nelbo(
-    objective: Objective, params: PyTree[Array], data: Distinct
-) -> Float[Array, ""]:
+def exact_nelbo(objective: Objective, params: PyTree[Array], data: Distinct) -> Float[Array, ""]:
     """The bound on the whole data, if each loss depends on its noise along one direction alone.
 
     So it is for logistic regression, whose losses see the weights through one product with the

@@ -21,6 +21,7 @@ from quell_paper.training import over_seeds, streams, trained
 from quell_paper.variance import Samples, measurer, sampler
 from quell_paper.variates import control, update
 
+
 def jobs(plan: Plan) -> list[Job]:
     """The jobs, one per network, scale and learning rate, and per other basis and criterion."""
     static, main = plan.static, ("linear", "squared_difference")
@@ -85,7 +86,9 @@ class Lessons(NamedTuple):
 def lessons_at(plan: Plan, stage: int) -> Lessons:
     """The lessons at the params after `stage` steps of training."""
     keys, params = streams(plan), trained(plan)[stage]
-    indices, noise, gradient = _teacher(plan.model, max(plan.static.measured_after))(keys.lessons, params)
+    indices, noise, gradient = _teacher(plan.model, max(plan.static.measured_after))(
+        keys.lessons, params
+    )
     samples = sampler(plan.model, plan.sampling)(keys.fresh, params)
     return Lessons(params, indices, noise, gradient, samples)
 

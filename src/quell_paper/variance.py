@@ -18,6 +18,7 @@ from quell_paper.problems import PROBLEMS
 from quell_paper.training import over_seeds
 from quell_paper.variates import correct, flat, started
 
+
 class Samples(NamedTuple):
     """Fresh gradients at fixed params, with their batches and their noise.
 

@@ -89,7 +89,9 @@ class Claim(NamedTuple):
             return ""
         counts = Counter(part.holds for part in self.parts)
         words = {True: "hold", False: "do not", None: "are undecided"}
-        told = ", ".join(f"{counts[holds]} {word}" for holds, word in words.items() if counts[holds])
+        told = ", ".join(
+            f"{counts[holds]} {word}" for holds, word in words.items() if counts[holds]
+        )
         return f"Of {len(self.parts)} parts, {told}. {self.why}"
 
     @property

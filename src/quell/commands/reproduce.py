@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 NAME = "reproduce"
 HELP = "run the paper's experiments, and write figures, tables and report.html"
@@ -44,16 +45,24 @@ def run(args: argparse.Namespace) -> int:
         experiments=EXPERIMENTS if args.experiment == "all" else (args.experiment,),
         command=_command(args),
     )
-    judged = [claim for claim in outcome.claims if claim.parts]
-    if judged:
-        print(f"{'':>2}  {'this run':<18}  {'full run':<18}  claim")
-    for claim in judged:
-        full = outcome.full.get(str(claim.id), {}).get("all", "not run")
-        print(f"{claim.id:>2}  {claim.verdict:<18}  {full:<18}  {claim.text}")
-    print(f"Found: {outcome.found}")
-    print(f"Report: {args.out / 'report.html'}")
-    print(f"Next: {NEXT_QUICK if args.quick else NEXT}")
+    print(*told(outcome, args.out, args.quick), sep="\n")
     return 0
+
+
+def told(outcome: Any, out: Path, quick: bool) -> list[str]:
+    """The lines for the terminal: the claims, then the result, the report and the next command."""
+    lines = [f"{'':>2}  {'this run':<18}  {'full run':<18}  claim"]
+    for claim in outcome.claims:
+        if claim.parts:
+            full = outcome.full.get(str(claim.id), {}).get("all", "not run")
+            lines.append(f"{claim.id:>2}  {claim.verdict:<18}  {full:<18}  {claim.text}")
+    following = NEXT_QUICK if quick else NEXT
+    return [
+        *lines,
+        f"Found: {outcome.found}",
+        f"Report: {out / 'report.html'}",
+        f"Next: {following}",
+    ]
 
 
 def _command(args: argparse.Namespace) -> str:

@@ -28,6 +28,7 @@ _OWN: dict[str, Look] = {  # the lines of the figures with the library's own est
 }
 _ORDERS = {APPLY_FIRST: "apply, then learn", LEARN_FIRST: "the paper’s order"}
 
+
 class Figure(NamedTuple):
     """A figure of the report.
 

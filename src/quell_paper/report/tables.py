@@ -81,13 +81,17 @@ def capacity_tables(results: Results) -> list[dict[str, Any]]:
         where = ["frozen_after", "network", "scale", "learning_rate"]
         means = rows.groupby(where)[["left", "noisier"]].mean()
         for stage in plan.static.frozen_after:
-            settings = sorted(plan.static.settings, key=lambda s: (list(SCALE_NAMES).index(s[0]), s[1]))
+            settings = sorted(
+                plan.static.settings, key=lambda s: (list(SCALE_NAMES).index(s[0]), s[1])
+            )
             found = [
                 {
                     "network": network_label(network_name(hidden)),
                     "weights": number_of_weights(plan.model, hidden),
                     "cells": [
-                        tuple(means.loc[key]) if (key := (stage, network_name(hidden), *s)) in means.index else None
+                        tuple(means.loc[key])
+                        if (key := (stage, network_name(hidden), *s)) in means.index
+                        else None
                         for s in settings
                     ],
                 }
