@@ -118,16 +118,26 @@ def _variance_part(
     return make
 
 
+def _experiments(procedure: Procedure) -> list[tuple[Callable, str]]:
+    """Remaining variance at a frozen model and in joint training, with their names."""
+    return [
+        (partial(Results.static, procedure=procedure), f"frozen, {SCALE_NAMES[procedure[0]]}"),
+        (
+            partial(Results.dynamic, procedure=procedure),
+            f"joint training, {procedure_name(procedure)}",
+        ),
+    ]
+
+
 def _contrasts(**other) -> Callable[[Results], Parts]:
     """The remaining variance of another setting minus that of the main setting."""
 
     def makers(procedure: Procedure) -> Iterator[MakePart]:
-        for get, order in ((Results.static, ""), (Results.dynamic, procedure_name(procedure))):
+        for get, name in _experiments(procedure):
 
-            def difference(r, model, metric, get=partial(get, procedure=procedure)):
+            def difference(r, model, metric, get=get):
                 return get(r, model, metric, **other) - get(r, model, metric)
 
-            name = f"joint training, {order}" if order else f"frozen, {SCALE_NAMES[procedure[0]]}"
             yield _variance_part(name, difference)
 
     return _by_procedure(lambda procedure: list(makers(procedure)))
@@ -252,13 +262,12 @@ def _alike(r: Results) -> Parts:
         return _seed_part(name, effect, within(-ALIKE, ALIKE))
 
     def of_variances(procedure: Procedure) -> Iterator[MakePart]:
-        for get, name in ((Results.static, "frozen"), (Results.dynamic, "joint training")):
+        for get, name in _experiments(procedure):
 
-            def effect(r, model, metric, get=partial(get, procedure=procedure)):
+            def effect(r, model, metric, get=get):
                 return get(r, model, metric, criterion="gradient_sum") - get(r, model, metric)
 
-            name = f"variances, {name}, {procedure_name(procedure)}"
-            yield _variance_part(name, effect, lambda interval: None)
+            yield _variance_part(f"variances, {name}", effect, lambda interval: None)
 
     networks = (AMORTISED, "none")
     judged = [of_traces(LITERAL, network) for network in networks]
@@ -302,22 +311,19 @@ def _partial_gradients_faster(procedure: Procedure) -> list[MakePart]:
 
 
 def _logistic_over_deep(r: Results) -> Parts:
-    def compare(get: Callable, name: str, procedure: Procedure, r: Results, model: str) -> Part:
+    def compare(get: Callable, name: str, r: Results, model: str) -> Part:
         if model == "logistic" or "logistic" not in r.plans:
             raise NotRunError(name)
 
         def interval(metric: str):
-            deep, logistic = (get(r, m, metric, procedure=procedure) for m in (model, "logistic"))
+            deep, logistic = get(r, model, metric), get(r, "logistic", metric)
             return difference_interval(deep, logistic, r.level(model, "logistic")), deep.size
 
         (draws, seeds), (norm, _) = interval("draws"), interval("norm")
         return Part(name, model, draws, positive(draws), norm, seeds)
 
-    frozen, joint = (
-        [partial(compare, get, f"{name}, {procedure_name(p)}", p) for p in PROCEDURES]
-        for get, name in ((Results.static, "frozen"), (Results.dynamic, "joint training"))
-    )
-    return _collect(r, frozen[0]), _collect(r, *frozen[1:], *joint)
+    judged, *others = [partial(compare, *e) for p in PROCEDURES for e in _experiments(p)]
+    return _collect(r, judged), _collect(r, *others)
 
 
 _PARTS: tuple[Callable[[Results], Parts], ...] = (

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from quell_paper import dynamic, illustration, order_bias, static, step_time, store, traces
+from quell_paper.claims import judge
 from quell_paper.config import EXPERIMENTS, PAPER, QUICK, Illustration, Plan
 from quell_paper.jobs import Job
-from quell_paper.claims import judge
 from quell_paper.report import Outcome, publish
 from quell_paper.results import collected
 from quell_paper.run import run

@@ -43,12 +43,12 @@ class Results(NamedTuple):
     @property
     def seeds(self) -> dict[str, tuple[int, int]]:
         """The least and the most seeds of a setting, for each model."""
-        counts = {model: [] for model in self.models}
+        counts: dict[str, list[int]] = {}
         for name in ("static", "dynamic", "traces"):
-            for model, found in counts.items():
-                rows = select(self.tables[name], model=model) if name in self.tables else {}
-                found += [] if not len(rows) else list(rows.groupby("job")["seed"].nunique())
-        return {model: (min(n), max(n)) for model, n in counts.items() if n}
+            if name in self.tables:
+                for (model, _), rows in grouped(self.tables[name], "model", "job"):
+                    counts.setdefault(model, []).append(len(set(rows["seed"])))
+        return {model: (min(n), max(n)) for model, n in counts.items()}
 
     def level(self, *models: str) -> float:
         """The level of an interval: 95 % for all looks at the data together, by Bonferroni."""
@@ -135,6 +135,11 @@ def select(rows: Any, **where: Any) -> pd.DataFrame:
     for name, value in where.items():
         rows = rows[rows[name] == value]
     return rows
+
+
+def of_variates(rows: Any) -> pd.DataFrame:
+    """The rows of the paper's variates, without those of other estimators."""
+    return rows[rows["basis"] != "none"]
 
 
 def grouped(rows: pd.DataFrame, *names: str) -> Iterable[tuple[Any, pd.DataFrame]]:

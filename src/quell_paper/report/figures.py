@@ -9,7 +9,7 @@ import pandas as pd
 from quell_paper.claims import SCALE_NAMES, procedure_name
 from quell_paper.config import AMORTISED, APPLY_FIRST, FULL, LEARN_FIRST, LITERAL, OWN, Plan
 from quell_paper.report import plots
-from quell_paper.results import Results, grouped, late_static, remaining, select
+from quell_paper.results import Results, grouped, late_static, of_variates, remaining, select
 from quell_paper.verdicts import MODELS, mean_interval, root
 
 Look = tuple[str, int, bool]  # the label of a line, its colour, whether it is dashed
@@ -138,7 +138,7 @@ def _dynamic(plan: Plan, rows: pd.DataFrame) -> Iterator[Figure]:
         label = f"{variate_name(network)}, {basis}; {procedure_name((scale, order))}"
         return label, _colour(network), (scale, order) != LITERAL
 
-    rows = rows[rows["basis"] != "none"].sort_values("network", ascending=False, kind="stable")
+    rows = of_variates(rows).sort_values("network", ascending=False, kind="stable")
     for (criterion, rate), group in grouped(rows, "criterion", "learning_rate"):
         panels = _panels(
             _with_remaining(group),
@@ -231,7 +231,7 @@ def _traces(plan: Plan, rows: pd.DataFrame) -> Iterator[Figure]:
         colour = _colour(network) + (criterion != "squared_difference")
         return label, colour, network == "none"
 
-    papers = rows[rows["basis"] != "none"].sort_values("network", ascending=False, kind="stable")
+    papers = of_variates(rows).sort_values("network", ascending=False, kind="stable")
     difference = _minus_plain(papers, rows)
     procedures = list(zip(difference["scale"], difference["order"]))
     difference = difference.assign(procedure=[procedure_name(p) for p in procedures])
@@ -253,19 +253,21 @@ def _traces(plan: Plan, rows: pd.DataFrame) -> Iterator[Figure]:
         yield Figure("traces", name, facts, main, plots.difference_lines(panels))
 
 
-def _minus_plain(rows: pd.DataFrame, all_rows: pd.DataFrame) -> pd.DataFrame:
+def _minus_plain(rows: pd.DataFrame, all_rows: pd.DataFrame) -> Any:
     """The rows with the difference to the uncontrolled run of the same seed."""
     plain = select(all_rows, network="plain")[["seed", "step", "nelbo"]]
     merged = rows.merge(plain, on=["seed", "step"], suffixes=("", "_plain"))
     return merged.assign(difference=merged["nelbo"] - merged["nelbo_plain"])
 
 
-def late_difference(plan: Plan, rows: pd.DataFrame) -> dict[str, pd.Series]:
+def late_difference(plan: Plan, rows: pd.DataFrame) -> dict[str, Any]:
     """The bound minus that of the uncontrolled run in the last quarter, by network and seed."""
     difference = _minus_plain(own_rows(plan, rows), rows)
     late = difference[difference["step"] >= 0.75 * plan.traces.num_steps]
-    means = late.groupby(["network", "seed"])["difference"].mean()
-    return {network: means[network] for network in means.index.levels[0]}
+    return {
+        network: group.groupby("seed")["difference"].mean()
+        for (network,), group in grouped(late, "network")
+    }
 
 
 def _file_name(scale: str) -> str:

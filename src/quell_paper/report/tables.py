@@ -8,7 +8,7 @@ import pandas as pd
 
 from quell.types import Interval
 from quell_paper.claims import SCALE_NAMES, STEPS, capacity_part, procedure_name
-from quell_paper.config import AMORTISED, APPLY_FIRST, LEARN_FIRST, NETWORKS, network_name
+from quell_paper.config import AMORTISED, APPLY_FIRST, LEARN_FIRST, network_name
 from quell_paper.jobs import number_of_weights
 from quell_paper.report.figures import (
     criterion_name,
@@ -43,7 +43,7 @@ def joint_rows(results: Results) -> list[dict[str, Any]]:
     rows = []
     for plan, dynamic in results.by_model("dynamic"):
         last = select(dynamic, steps=plan.dynamic.measured_after[-1])
-        last = last[last["basis"] != "quadratic"].sort_values("scale", kind="stable")
+        last = pd.concat([select(last, basis=basis) for basis in ("linear", "none")])
         settings = grouped(last, "scale", "order", "network", "criterion", "learning_rate")
         for (scale, order, network, criterion, rate), group in settings:
             other = scale == "none"
@@ -78,26 +78,22 @@ def capacity_tables(results: Results) -> list[dict[str, Any]]:
         rows = select(static, basis="linear", criterion="squared_difference")
         rows = select(rows, coefficient_steps=steps)
         rows = rows.assign(left=remaining(rows, "draws").to_numpy())
-        where = ["frozen_after", "network", "scale", "learning_rate"]
-        means = rows.groupby(where)[["left", "noisier"]].mean()
+        where = ("frozen_after", "network", "scale", "learning_rate")
+        means = {
+            key: (group["left"].mean(), group["noisier"].mean())
+            for key, group in grouped(rows, *where)
+        }
+        order = list(SCALE_NAMES)
+        settings = sorted(plan.static.settings, key=lambda s: (order.index(s[0]), s[1]))
         for stage in plan.static.frozen_after:
-            settings = sorted(
-                plan.static.settings, key=lambda s: (list(SCALE_NAMES).index(s[0]), s[1])
-            )
-            found = [
-                {
-                    "network": network_label(network_name(hidden)),
-                    "weights": number_of_weights(plan.model, hidden),
-                    "cells": [
-                        tuple(means.loc[key])
-                        if (key := (stage, network_name(hidden), *s)) in means.index
-                        else None
-                        for s in settings
-                    ],
-                }
-                for hidden in NETWORKS
-                if network_name(hidden) in set(rows["network"])
-            ]
+            found = []
+            for hidden in plan.static.networks:
+                network = network_name(hidden)
+                cells = [means.get((stage, network, *setting)) for setting in settings]
+                weights = number_of_weights(plan.model, hidden)
+                found.append(
+                    {"network": network_label(network), "weights": weights, "cells": cells}
+                )
             tables.append(
                 {
                     "model": MODELS[plan.model],
