@@ -274,16 +274,13 @@ _SHORT_DEEP = replace(
     step_time=StepTime(repetitions=5),
 )
 QUICK = {
+    # A part of the full run's jobs, so that the quick form decides what the full run decides.
     "logistic": replace(
         PAPER["logistic"],
         looks=1,
-        static=Static(
-            frozen_after=(10, 1000),
-            measured_after=(10, 100, 1000),
-            settings=tuple((scale, rate) for scale in (FULL, UNIT) for rate in _RATES),
-        ),
+        static=Static(settings=tuple((scale, rate) for scale in (FULL, UNIT) for rate in _RATES)),
         dynamic=Dynamic(other_bases=(), criteria=_MAIN, procedures=(LITERAL, OWN)),
-        order_bias=OrderBias(learned_for=(10, 1000), scales=(FULL,)),
+        order_bias=OrderBias(scales=(FULL,)),
         traces=Traces(procedures=(LITERAL, OWN)),
         step_time=StepTime(repetitions=10),
     ),

@@ -20,7 +20,7 @@ from quell_paper.jobs import Job, tidy
 from quell_paper.problems import PROBLEMS
 from quell_paper.variates import started
 
-_LOOP = 100  # steps in one call of the compiled loop
+_LOOP = 20  # steps in one call of the compiled loop
 
 
 def jobs(plan: Plan) -> list[Job]:

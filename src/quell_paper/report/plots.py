@@ -68,7 +68,7 @@ def step_lines(
     _name_columns(axes, panels)
     for axis in axes[-1]:
         axis.set_xlabel(xlabel)
-    legend_below(figure, axes[0, 0], columns=min(5, 2 * columns - 1) if log else 2)
+    legend_below(figure, axes[0, -1], columns=min(5, 2 * columns - 1) if log else 2)
     return figure
 
 
