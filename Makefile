@@ -34,9 +34,10 @@ race: $(VENV)/.data  ## docs/race.md, its figures and numbers, within 90 minutes
 	$(BIN)/python benchmarks/race.py $(ARGS)
 	$(BIN)/python docs/make_race.py
 
-reproduction: $(VENV)/.demo  ## the full run, about 75 minutes; makes docs/reproduction.md and its figures
+reproduction: $(VENV)/.demo  ## the full run, about an hour; makes docs/reproduction.md, its figures and verdicts
 	$(BIN)/quell reproduce all --out out/full
 	cp out/full/reproduction.md docs/
+	cp out/full/verdicts.json src/quell_paper/full_run.json
 	grep -o 'figures/[^)]*' docs/reproduction.md | xargs -I{} cp out/full/{} docs/figures/
 
 comparison: $(VENV)/.data  ## the tables and figures of docs/comparison.md, over an hour

@@ -6,6 +6,9 @@ from dataclasses import replace
 from quell import cli
 from quell_paper.config import (
     CONTEXT_FREE,
+    FULL,
+    LITERAL,
+    OWN,
     QUICK,
     Dynamic,
     OrderBias,
@@ -23,33 +26,29 @@ TINY = replace(
     static=Static(
         frozen_after=(2,),
         measured_after=(1, 3),
-        bases=("linear",),
-        criteria=("squared_difference", "gradient_sum"),
         networks=_SMALL,
-        other_networks=(CONTEXT_FREE,),
-        learning_rates=(1e-2,),
+        settings=((FULL, 1e-2),),
+        others=(),
     ),
     dynamic=Dynamic(
         measured_after=(2, 3),
-        bases=("linear",),
+        other_bases=(),
         criteria=("squared_difference",),
         networks=((4,),),
-        learning_rates=(1e-2,),
-        orders=("apply_then_learn",),
+        procedures=(LITERAL,),
     ),
     order_bias=OrderBias(
         learned_for=(3,),
         sampling=Sampling(batches=4, draws=2),
-        criteria=("squared_difference",),
         networks=((4,),),
+        scales=(FULL,),
     ),
     traces=Traces(
         num_steps=4,
-        nelbo_draws=2,
         nelbo_every=2,
         criteria=("squared_difference",),
         networks=(CONTEXT_FREE,),
-        orders=("apply_then_learn", "learn_then_apply"),
+        procedures=(LITERAL, OWN),
     ),
     step_time=StepTime(
         repetitions=2, runs=2, criteria=("squared_difference",), networks=(CONTEXT_FREE,)

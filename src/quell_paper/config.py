@@ -11,14 +11,25 @@ CRITERIA = ("squared_difference", "gradient_sum", "partial_gradients")
 APPLY_FIRST = "apply_then_learn"  # unbiased
 LEARN_FIRST = "learn_then_apply"  # the paper's order
 BOTH_ORDERS = (APPLY_FIRST, LEARN_FIRST)
-_MAIN, _TWO_CRITERIA, _UNBIASED = CRITERIA[:1], CRITERIA[:2], BOTH_ORDERS[:1]
+_MAIN, _TWO_CRITERIA = CRITERIA[:1], CRITERIA[:2]
+BATCH_SIZE = 10
+
+FULL = "N/|B| Σ g"  # the gradient of the objective, and raw coefficients
+SUM = "Σ g"  # the sum over the batch, and raw coefficients
+UNIT = "unit"  # the library's way: centred, each leaf at unit spread, outliers clipped
+SCALES = (FULL, SUM, UNIT)
+
+Procedure = tuple[str, str]  # the scale of the targets, and the order of learning and applying
+LITERAL: Procedure = (FULL, LEARN_FIRST)
+OWN: Procedure = (UNIT, APPLY_FIRST)
+PROCEDURES = (LITERAL, (SUM, LEARN_FIRST), OWN)
 
 Network = tuple[int, ...]  # the widths of the hidden layers
 CONTEXT_FREE: Network = ()
 DEEPEST: Network = (128, 128, 128)
 EXTREMES = (CONTEXT_FREE, DEEPEST)
-# Narrow and wide, shallow and deep: every network differs from another in one respect alone.
-NETWORKS = (CONTEXT_FREE, (16,), (128,), (16, 16, 16), DEEPEST)
+# Narrow and wide, shallow and deep, and pairs of about the same number of weights.
+NETWORKS = (CONTEXT_FREE, (16,), (128,), (512,), (16, 16, 16), (64, 64, 64), DEEPEST)
 
 
 def network_name(hidden: Network) -> str:
@@ -35,30 +46,44 @@ AMORTISED = network_name(DEEPEST)
 
 @dataclass(frozen=True)
 class Variate:
-    """A control variate of the paper, by the names of its parts.
+    """A control variate of the paper, by the names of its parts; or another way to take gradients.
 
     Attributes:
       hidden: the recognition network; `CONTEXT_FREE` for coefficients that see no context.
+      scale: the scale of the gradients from which coefficients learn.
+      other: the name of an estimator that is not one of the paper's variates; otherwise empty.
     """
 
     basis: str
     criterion: str
     hidden: Network
+    scale: str = FULL
     order: str = APPLY_FIRST
+    other: str = ""
 
     @property
     def network(self) -> str:
-        """The name of the network in records; `plain` without a control variate."""
-        return "plain" if self == PLAIN else network_name(self.hidden)
+        """The name of the network in records, or of the other estimator."""
+        return self.other or network_name(self.hidden)
 
     @property
     def unlearned(self) -> "Variate":
         """The variate that represents all criteria and orders as long as nothing is learned."""
-        return self if self == PLAIN else Variate(self.basis, "squared_difference", self.hidden)
+        if self.other:
+            return self
+        return Variate(self.basis, "squared_difference", self.hidden, self.scale)
 
 
-PLAIN = Variate("linear", "none", CONTEXT_FREE, "none")
+def _other(name: str) -> Variate:
+    return Variate("none", "none", CONTEXT_FREE, "none", "none", name)
+
+
+PLAIN = _other("plain")
 """The absence of a control variate: plain Monte Carlo gradients."""
+PAIRS = _other("pairs")
+"""Two mirrored draws of each example, without a control variate."""
+CLOSED_FORM = _other("closed-form")
+"""The library's own best estimator, which takes pairs of draws."""
 
 
 @dataclass(frozen=True)
@@ -94,40 +119,44 @@ class Static:
 
     Attributes:
       networks: networks for the paper's main setting, linear basis and squared difference.
-      other_networks: networks for the other bases and criteria.
-      partial_gradients_rates: learning rates for the criterion that the paper did not run.
+      settings: pairs of a target scale and a learning rate for these networks.
+      all_stages: whether all of these networks learn at all stages; otherwise the two extremes
+        alone, in the first setting, and the rest at the last stage.
+      others: pairs of a basis and a criterion that run with the two extremes, in the first setting,
+        at the last stage.
     """
 
     frozen_after: tuple[int, ...] = (10, 200, 1000)
     measured_after: tuple[int, ...] = (1, 10, 30, 100, 300, 1000)
-    bases: tuple[str, ...] = ("linear", "quadratic")
-    criteria: tuple[str, ...] = CRITERIA
     networks: tuple[Network, ...] = NETWORKS
-    other_networks: tuple[Network, ...] = NETWORKS
-    learning_rates: tuple[float, ...] = (1e-2, 1e-3)
-    partial_gradients_rates: tuple[float, ...] = (1e-2, 1e-3)
+    settings: tuple[tuple[str, float], ...] = ((FULL, 1e-2),)
+    all_stages: bool = True
+    others: tuple[tuple[str, str], ...] = (
+        ("linear", "gradient_sum"),
+        ("linear", "partial_gradients"),
+    )
 
-    def rates_for(self, criterion: str) -> tuple[float, ...]:
-        """The learning rates of the coefficients that are run with a criterion."""
-        partial = criterion == "partial_gradients"
-        return self.partial_gradients_rates if partial else self.learning_rates
-
-    def networks_for(self, basis: str, criterion: str) -> tuple[Network, ...]:
-        """The networks that are run with a basis and a criterion."""
-        main = (basis, criterion) == ("linear", "squared_difference")
-        return self.networks if main else self.other_networks
+    def stages(self, main: bool, hidden: Network, setting: tuple[str, float]) -> tuple[int, ...]:
+        """The stages at which a network learns."""
+        shown = hidden in EXTREMES and setting == self.settings[0]
+        return self.frozen_after if main and (self.all_stages or shown) else self.frozen_after[-1:]
 
 
 @dataclass(frozen=True)
 class Dynamic:
-    """Section 5.3: model and coefficients learn together."""
+    """Section 5.3: model and coefficients learn together.
+
+    Attributes:
+      learning_rates: the rates of the literal procedure; elsewhere the plan's main rate alone.
+      other_bases: bases beside the linear basis, with squared difference and the literal procedure.
+    """
 
     measured_after: tuple[int, ...] = (10, 200, 1000)
-    bases: tuple[str, ...] = ("linear", "quadratic")
-    criteria: tuple[str, ...] = CRITERIA
+    other_bases: tuple[str, ...] = ("quadratic",)
+    criteria: tuple[str, ...] = _TWO_CRITERIA
     networks: tuple[Network, ...] = EXTREMES
-    learning_rates: tuple[float, ...] = (1e-2, 1e-3)
-    orders: tuple[str, ...] = BOTH_ORDERS
+    learning_rates: tuple[float, ...] = ()
+    procedures: tuple[Procedure, ...] = PROCEDURES
 
 
 @dataclass(frozen=True)
@@ -140,21 +169,26 @@ class OrderBias:
     """
 
     learned_for: tuple[int, ...] = (10, 100, 1000)
-    sampling: Sampling = Sampling(batches=200, draws=8)
-    criteria: tuple[str, ...] = _TWO_CRITERIA
+    sampling: Sampling = Sampling(batches=200, draws=4)
+    criteria: tuple[str, ...] = _MAIN
     networks: tuple[Network, ...] = EXTREMES
+    scales: tuple[str, ...] = (FULL, UNIT)
 
 
 @dataclass(frozen=True)
 class Traces:
-    """Section 5.4: the bound on the whole data during training; always the linear basis."""
+    """Section 5.4: the bound on the whole data during training; always the linear basis.
+
+    Attributes:
+      nelbo_draws: draws for each point; 0 for exact quadrature, if one direction of noise matters.
+    """
 
     num_steps: int = 2000
-    nelbo_draws: int = 100
+    nelbo_draws: int = 0
     nelbo_every: int = 1
     criteria: tuple[str, ...] = _TWO_CRITERIA
     networks: tuple[Network, ...] = EXTREMES
-    orders: tuple[str, ...] = BOTH_ORDERS
+    procedures: tuple[Procedure, ...] = (*PROCEDURES, (UNIT, LEARN_FIRST))
 
 
 @dataclass(frozen=True)
@@ -169,18 +203,23 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Plan:
-    """All experiments on one model.
+    """All experiments on one model, for one batch of seeds.
 
     Attributes:
       learning_rate: the rate of the model's Adam.
       main_learning_rate: the rate of the coefficients' Adam in the main figures and the traces.
-      seeds: the number of independent runs.
+      seeds: the number of independent runs in a batch.
+      looks: the most batches of seeds that a claim may take; after each, undecided claims are
+        judged again, and their intervals account for it.
+      batch: the number of this batch, from 0.
+      experiments: the experiments that are run on the model.
     """
 
     model: str
     main_learning_rate: float
     seeds: int = 10
-    batch_size: int = 10
+    looks: int = 4
+    batch: int = 0
     learning_rate: float = 1e-2
     sampling: Sampling = Sampling()
     static: Static = Static()
@@ -188,50 +227,63 @@ class Plan:
     order_bias: OrderBias = OrderBias()
     traces: Traces = Traces()
     step_time: StepTime = StepTime()
+    experiments: tuple[str, ...] = EXPERIMENTS
+
+    @property
+    def seed_range(self) -> range:
+        """The seeds of this batch; no two batches share a seed."""
+        return range(self.batch * self.seeds, (self.batch + 1) * self.seeds)
 
 
-PAPER = {
-    "logistic": Plan("logistic", main_learning_rate=1e-2, sampling=Sampling(batches=100, draws=8)),
-    "deep-gp": Plan(
-        "deep-gp",
-        main_learning_rate=1e-3,
-        # A step on the last layer of [5·129, 2100] takes milliseconds; for logistic regression,
-        # microseconds. So the two orders are compared in the traces and by their bias alone, and
-        # partial gradients, the dearest criterion, learn at the main rate alone.
-        static=Static(partial_gradients_rates=(1e-3,)),
-        dynamic=Dynamic(orders=_UNBIASED),
-        order_bias=OrderBias((10, 1000), Sampling(batches=50, draws=4), _MAIN),
-        traces=Traces(nelbo_draws=10),
+_RATES = (1e-2, 1e-3)
+# A step on the last layer of [5·129, 2100] takes milliseconds; for logistic regression,
+# microseconds. So the deep GP runs fewer seeds and settings: what tells least is left out.
+_DEEP = Plan(
+    "deep-gp",
+    main_learning_rate=1e-3,
+    seeds=5,
+    looks=3,
+    static=Static(
+        networks=tuple(network for network in NETWORKS if network != (512,)),
+        settings=((FULL, 1e-3), (FULL, 1e-2), (UNIT, 1e-3)),
+        all_stages=False,
     ),
+    dynamic=Dynamic(other_bases=(), criteria=_MAIN, procedures=(LITERAL, OWN)),
+    traces=Traces(nelbo_draws=10, nelbo_every=10, procedures=(LITERAL,)),
+    experiments=("static", "dynamic", "traces", "table-1"),
+)
+PAPER = {
+    "logistic": Plan(
+        "logistic",
+        main_learning_rate=1e-2,
+        sampling=Sampling(batches=100, draws=8),
+        static=Static(settings=tuple((scale, rate) for scale in SCALES for rate in _RATES)),
+    ),
+    "deep-gp": _DEEP,
+    "deep-gp-1": replace(_DEEP, model="deep-gp-1", experiments=("static", "dynamic", "traces")),
 }
 
-_SHORT = Static(
-    frozen_after=(10, 1000),
-    measured_after=(10, 100, 1000),
-    bases=("linear",),
-    other_networks=EXTREMES,
-    learning_rates=(1e-2,),
-    partial_gradients_rates=(1e-2,),
+_SHORT_DEEP = replace(
+    _DEEP,
+    seeds=2,
+    looks=1,
+    sampling=Sampling(batches=20, draws=4),
+    static=Static((10, 1000), (10, 100, 1000), EXTREMES, ((FULL, 1e-3),), others=()),
+    dynamic=replace(_DEEP.dynamic, procedures=(LITERAL,)),
+    traces=Traces(500, 10, 10, criteria=_MAIN, procedures=(LITERAL,)),
+    step_time=StepTime(repetitions=5),
 )
-_SHORT_DYNAMIC = Dynamic(bases=("linear",), learning_rates=(1e-2,), orders=_UNBIASED)
 QUICK = {
+    # A part of the full run's jobs, so that the quick form decides what the full run decides.
     "logistic": replace(
         PAPER["logistic"],
-        seeds=3,
-        static=_SHORT,
-        dynamic=replace(_SHORT_DYNAMIC, criteria=_TWO_CRITERIA),
-        order_bias=OrderBias(learned_for=(10, 1000), criteria=_MAIN),
-        traces=Traces(num_steps=1000, orders=_UNBIASED),
+        looks=1,
+        static=Static(settings=tuple((scale, rate) for scale in (FULL, UNIT) for rate in _RATES)),
+        dynamic=Dynamic(other_bases=(), criteria=_MAIN, procedures=(LITERAL, OWN)),
+        order_bias=OrderBias(scales=(FULL,)),
+        traces=Traces(procedures=(LITERAL, OWN)),
         step_time=StepTime(repetitions=10),
     ),
-    "deep-gp": replace(
-        PAPER["deep-gp"],
-        seeds=2,
-        sampling=Sampling(batches=20, draws=4),
-        static=replace(_SHORT, criteria=_MAIN, networks=EXTREMES, learning_rates=(1e-3,)),
-        dynamic=replace(_SHORT_DYNAMIC, criteria=_MAIN, learning_rates=(1e-3,)),
-        order_bias=OrderBias(criteria=()),  # logistic regression shows the bias
-        traces=Traces(500, nelbo_draws=10, nelbo_every=10, criteria=_MAIN, orders=_UNBIASED),
-        step_time=StepTime(repetitions=5),
-    ),
+    "deep-gp": _SHORT_DEEP,
+    "deep-gp-1": replace(_SHORT_DEEP, model="deep-gp-1", experiments=("dynamic", "traces")),
 }

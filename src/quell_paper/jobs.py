@@ -1,15 +1,19 @@
 """Jobs: experiments at one setting each, which are run, stored and found again as a whole."""
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial, wraps
 from itertools import pairwise
+from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from quell_paper.config import Plan, Variate
+import quell
+from quell_paper.config import BATCH_SIZE, CLOSED_FORM, Network, Plan, Variate
 
 
 class Job(NamedTuple):
@@ -32,12 +36,24 @@ class Job(NamedTuple):
     alone: bool = False
 
     @property
+    def identity(self) -> str:
+        """The setting without its seeds: jobs of one identity differ in their seeds alone."""
+        return identity(self.experiment, self.setting)
+
+    @property
     def label(self) -> str:
         """The job in a few words."""
-        words = ("model", "basis", "criterion", "network", "order", "learning_rate")
+        words = ("model", "basis", "criterion", "network", "scale", "order", "learning_rate")
         return " ".join(
             [self.experiment, *(str(self.setting[w]) for w in words if w in self.setting)]
         )
+
+
+def identity(experiment: str, setting: Mapping[str, Any]) -> str:
+    """An experiment and its setting without the seeds, as one short word."""
+    rest = {k: v for k, v in setting.items() if k != "first_seed"}
+    text = json.dumps([experiment, rest], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def variate_job(
@@ -64,24 +80,42 @@ def variate_job(
         "basis": variate.basis,
         "criterion": variate.criterion,
         "network": variate.network,
+        "scale": variate.scale,
+        "order": variate.order,
         "learning_rate": rate,
+        "first_seed": plan.seed_range[0],
         "seeds": plan.seeds,
-        "batch_size": plan.batch_size,
+        "batch_size": BATCH_SIZE,
         "model_learning_rate": plan.learning_rate,
     }
+    if variate == CLOSED_FORM:  # not fixed by its name, unlike the paper's variates
+        common["source"] = _source_of_estimators()
     weight = plan.seeds * steps * (step_microseconds(plan.model, variate) + step_extra)
     supplement = variate.basis != "linear" or rate != plan.main_learning_rate
     return Job(experiment, common | setting, partial(run, plan, variate, rate), weight, supplement)
 
 
+@lru_cache
+def _source_of_estimators() -> str:
+    """A digest of the library's estimators: a record is remade if they have changed."""
+    files = sorted(Path(quell.estimators.__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
 def step_microseconds(model: str, variate: Variate) -> float:
     """The approximate time of a step, from the number of entries of the recognition network."""
-    P, D, plain = {"logistic": (14, 4, 20), "deep-gp": (2100, 5, 200)}[model]
-    D *= 2 if variate.basis == "quadratic" else 1
-    trunk = sum(n * m for n, m in pairwise(variate.hidden))
-    head = P * D * (1 + (variate.hidden[-1] if variate.hidden else 0))
+    plain = 20 if model == "logistic" else 200
     passes = {"gradient_sum": 1.5, "partial_gradients": 2.0}.get(variate.criterion, 1.0)
-    return plain + passes * 2e-3 * (head + trunk)  # measured, roughly: 2 ns per entry
+    passes *= 2 if variate.basis == "quadratic" else 1
+    entries = number_of_weights(model, variate.hidden)
+    return plain + passes * 2e-3 * entries  # measured, roughly: 2 ns per entry
+
+
+def number_of_weights(model: str, hidden: Network) -> int:
+    """The number of weights and biases of a recognition network for a linear variate."""
+    context, P, D = (5, 14, 4) if model == "logistic" else (6, 2100, 5)
+    trunk = sum((n + 1) * m for n, m in pairwise((context, *hidden)))
+    return trunk + P * D * (1 + (hidden[-1] if hidden else 0))
 
 
 def tidy(axes: Mapping[str, Sequence], **values: Any) -> pd.DataFrame:

@@ -20,13 +20,13 @@ from quell_paper.config import BOTH_ORDERS, LEARN_FIRST, Plan, Variate
 from quell_paper.jobs import Job, cached, tidy, variate_job
 from quell_paper.problems import PROBLEMS
 from quell_paper.static import learner, lessons_at
-from quell_paper.training import over_seeds, seed_keys, trained
+from quell_paper.training import over_seeds, streams, trained
 from quell_paper.variance import Samples, sampler, variance_columns
 from quell_paper.variates import correct, flat, update
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """The jobs, one per criterion and network; linear basis, main learning rate."""
+    """The jobs, one per criterion, network and scale; linear basis, main learning rate."""
     stages, learned_for = plan.static.frozen_after, plan.order_bias.learned_for
     size = plan.order_bias.sampling
     corrections = len(learned_for) * size.batches * size.draws
@@ -34,7 +34,7 @@ def jobs(plan: Plan) -> list[Job]:
         variate_job(
             "orders",
             plan,
-            Variate("linear", criterion, hidden),
+            Variate("linear", criterion, hidden, scale),
             plan.main_learning_rate,
             _run,
             steps=len(stages) * (max(learned_for) + corrections),
@@ -42,26 +42,27 @@ def jobs(plan: Plan) -> list[Job]:
             learned_for=learned_for,
             sampling=asdict(size),
         )
+        for scale in plan.order_bias.scales
         for criterion in plan.order_bias.criteria
         for hidden in plan.order_bias.networks
     ]
 
 
 def _run(plan: Plan, variate: Variate, rate: float) -> pd.DataFrame:
-    keys = seed_keys(plan.seeds)
-    start, learn = learner(plan, variate)
-    sample = sampler(plan.model, plan.order_bias.sampling, plan.batch_size)
+    keys = streams(plan)
+    start, learn = learner(plan.model, variate)
+    sample = sampler(plan.model, plan.order_bias.sampling)
     tables = []
     for stage in plan.static.frozen_after:
         params = trained(plan)[stage]
-        samples, lessons = sample(keys, params), lessons_at(plan, stage)
-        state = start(keys, params)
+        samples, lessons = sample(keys.fresh, params), lessons_at(plan, stage)
+        state = start(keys.coefficients, params)
         for begin, end in pairwise((0, *plan.order_bias.learned_for)):
             state = learn(state, lessons, rate, begin, end)
             measured = _measurer(plan.model, variate, rate)(state, params, samples)
             for order, columns in zip(BOTH_ORDERS, measured):
                 where = {"frozen_after": stage, "coefficient_steps": end, "order": order}
-                tables.append(tidy({"seed": range(plan.seeds)}, **columns).assign(**where))
+                tables.append(tidy({"seed": plan.seed_range}, **columns).assign(**where))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -77,7 +78,7 @@ def _measurer(model: str, variate: Variate, rate: float) -> Callable[..., list[d
 
     def measure(state, params, samples: Samples) -> list[dict[str, Any]]:
         def one_batch(sample):
-            batch, noise, gradient = sample
+            _, batch, noise, gradient = sample
 
             def one_draw(sample):
                 eps, g = sample

@@ -4,11 +4,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
-from jaxtyping import Float
 
-from quell_paper.config import AMORTISED, APPLY_FIRST, Plan
+from quell_paper.config import AMORTISED, LITERAL, Plan, Procedure
+from quell_paper.jobs import identity
 from quell_paper.store import Record
 
 _MAIN = {"network": AMORTISED, "criterion": "squared_difference", "basis": "linear"}
@@ -26,12 +25,14 @@ class Results(NamedTuple):
       plans: the plan of each model.
       seconds: the time of all records together.
       versions: the versions of the packages behind the first record.
+      used: the identities of the jobs whose rows have been selected.
     """
 
     tables: dict[str, pd.DataFrame]
     plans: dict[str, Plan]
     seconds: float
     versions: Mapping[str, str]
+    used: set[str]
 
     @property
     def models(self) -> list[str]:
@@ -39,12 +40,27 @@ class Results(NamedTuple):
         tables = [table["model"] for table in self.tables.values() if "model" in table]
         return [model for model in self.plans if any((column == model).any() for column in tables)]
 
+    @property
+    def seeds(self) -> dict[str, tuple[int, int]]:
+        """The least and the most seeds of a setting, for each model."""
+        counts: dict[str, list[int]] = {}
+        for name in ("static", "dynamic", "traces"):
+            if name in self.tables:
+                for (model, _), rows in grouped(self.tables[name], "model", "job"):
+                    counts.setdefault(model, []).append(len(set(rows["seed"])))
+        return {model: (min(n), max(n)) for model, n in counts.items()}
+
+    def level(self, *models: str) -> float:
+        """The level of an interval: 95 % for all looks at the data together, by Bonferroni."""
+        return 1 - 0.05 / max(self.plans[model].looks for model in models)
+
     def rows(self, experiment: str, **where: Any) -> pd.DataFrame:
         """The rows of an experiment whose columns have the given values."""
         table = self.tables.get(experiment, pd.DataFrame())
         found = table if table.empty else select(table, **where)
         if found.empty:
             raise NotRunError(f"{experiment} {where}")
+        self.used.update(found["job"].unique())
         return found
 
     def by_model(self, experiment: str) -> Iterator[tuple[Plan, pd.DataFrame]]:
@@ -54,11 +70,18 @@ class Results(NamedTuple):
                 yield self.plans[model], rows
 
     def static(
-        self, model: str, metric: str, *, early: bool = False, **where: Any
-    ) -> Float[np.ndarray, " seeds"]:
-        """The remaining variance at a frozen model, after all coefficient steps by default."""
+        self,
+        model: str,
+        metric: str,
+        *,
+        procedure: Procedure = LITERAL,
+        early: bool = False,
+        **where: Any,
+    ) -> pd.Series:
+        """The remaining variance at a frozen model by seed, after all steps by default."""
         plan = self.plans[model]
         usual = {
+            "scale": procedure[0],
             "learning_rate": plan.main_learning_rate,
             "frozen_after": plan.static.frozen_after[0 if early else -1],
             "coefficient_steps": plan.static.measured_after[-1],
@@ -66,23 +89,28 @@ class Results(NamedTuple):
         return remaining(self.rows("static", model=model, **_MAIN | usual | where), metric)
 
     def dynamic(
-        self, model: str, metric: str, *, early: bool = False, **where: Any
-    ) -> Float[np.ndarray, " seeds"]:
-        """The remaining variance in joint training, at its end by default."""
+        self,
+        model: str,
+        metric: str,
+        *,
+        procedure: Procedure = LITERAL,
+        early: bool = False,
+        **where: Any,
+    ) -> pd.Series:
+        """The remaining variance in joint training by seed, at its end by default."""
         plan = self.plans[model]
         usual = {
+            "scale": procedure[0],
+            "order": procedure[1],
             "learning_rate": plan.main_learning_rate,
             "steps": plan.dynamic.measured_after[0 if early else -1],
-            "order": APPLY_FIRST,
         }
         return remaining(self.rows("dynamic", model=model, **_MAIN | usual | where), metric)
 
-    def trace(
-        self, model: str, network: str, criterion: str = "none", order: str = "none"
-    ) -> Float[np.ndarray, "seeds T"]:
-        """The bound on the whole data; `network="plain"` for the uncontrolled run."""
-        rows = self.rows("traces", model=model, network=network, criterion=criterion, order=order)
-        return rows["nelbo"].to_numpy().reshape(len(set(rows["seed"])), -1)
+    def trace(self, model: str, network: str, **where: Any) -> pd.DataFrame:
+        """The bound on the whole data, one row per seed and one column per step."""
+        rows = self.rows("traces", model=model, network=network, **where)
+        return rows.pivot(index="seed", columns="step", values="nelbo")
 
 
 def collected(records: Sequence[Record], plans: dict[str, Plan]) -> Results:
@@ -92,7 +120,7 @@ def collected(records: Sequence[Record], plans: dict[str, Plan]) -> Results:
         tables.setdefault(record.experiment, []).append(_tidy(record))
     joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
     versions = records[0].versions if records else {}
-    return Results(joined, plans, sum(record.seconds for record in records), versions)
+    return Results(joined, plans, sum(record.seconds for record in records), versions, set())
 
 
 def late_static(plan: Plan, rows: pd.DataFrame) -> pd.DataFrame:
@@ -109,6 +137,11 @@ def select(rows: Any, **where: Any) -> pd.DataFrame:
     return rows
 
 
+def of_variates(rows: Any) -> pd.DataFrame:
+    """The rows of the paper's variates, without those of other estimators."""
+    return rows[rows["basis"] != "none"]
+
+
 def grouped(rows: pd.DataFrame, *names: str) -> Iterable[tuple[Any, pd.DataFrame]]:
     """The rows of each combination of values, in the order of their first rows."""
     return rows.groupby(list(names), sort=False)
@@ -120,12 +153,13 @@ def _tidy(record: Record) -> pd.DataFrame:
     setting = {k: v for k, v in record.setting.items() if k not in record.table}
     flat = {k: v if isinstance(v, str | int | float) else json.dumps(v) for k, v in setting.items()}
     versions = " ".join(f"{name}={version}" for name, version in record.versions.items())
-    table = record.table.assign(**flat, versions=versions)
-    return table.reindex(columns=[*flat, *record.table, "versions"])
+    job = identity(record.experiment, record.setting)
+    table = record.table.assign(**flat, job=job, versions=versions)
+    return table.reindex(columns=[*flat, *record.table, "job", "versions"])
 
 
-def remaining(rows: pd.DataFrame, *parts: str) -> Float[np.ndarray, " rows"]:
-    """The controlled variance divided by the plain variance, in each row.
+def remaining(rows: pd.DataFrame, *parts: str) -> pd.Series:
+    """The controlled variance divided by the plain variance, in each row, by seed.
 
     Args:
       parts: "norm" (the paper's measure), or "draws" and "points", which add up.
@@ -133,4 +167,4 @@ def remaining(rows: pd.DataFrame, *parts: str) -> Float[np.ndarray, " rows"]:
     controlled, plain = (
         rows[[f"{name}_{part}" for part in parts]].sum(axis=1) for name in ("controlled", "plain")
     )
-    return (controlled / plain).to_numpy()
+    return (controlled / plain).set_axis(rows["seed"])

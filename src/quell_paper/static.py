@@ -1,7 +1,8 @@
 """Section 5.2: the model is frozen, the coefficients learn, and the variance is measured."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -13,51 +14,51 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from quell._tree import take
 from quell.training.batches import reshuffle
-from quell_paper.config import Plan, Variate
+from quell_paper.config import BATCH_SIZE, EXTREMES, Plan, Variate
 from quell_paper.jobs import Job, cached, tidy, variate_job
 from quell_paper.problems import PROBLEMS
-from quell_paper.training import over_seeds, seed_keys, trained
+from quell_paper.training import over_seeds, streams, trained
 from quell_paper.variance import Samples, measurer, sampler
 from quell_paper.variates import control, update
 
-_LESSONS = 1  # folded into a seed's key: other draws than those of the measurement
-
 
 def jobs(plan: Plan) -> list[Job]:
-    """The jobs, one per basis, criterion, network and learning rate."""
-    static = plan.static
-    return [
-        variate_job(
-            "static",
-            plan,
-            Variate(basis, criterion, hidden),
-            rate,
-            _run,
-            steps=len(static.frozen_after) * max(static.measured_after),
-            frozen_after=static.frozen_after,
-            measured_after=static.measured_after,
-            sampling=asdict(plan.sampling),
+    """The jobs, one per network, scale and learning rate, and per other basis and criterion."""
+    static, main = plan.static, ("linear", "squared_difference")
+    cases = [(main, hidden, setting) for setting in static.settings for hidden in static.networks]
+    cases += [(kind, n, static.settings[0]) for kind in static.others for n in EXTREMES]
+    jobs = []
+    for kind, hidden, (scale, rate) in cases:
+        stages = static.stages(kind == main, hidden, (scale, rate))
+        jobs.append(
+            variate_job(
+                "static",
+                plan,
+                Variate(*kind, hidden, scale),
+                rate,
+                partial(_run, stages),
+                steps=len(stages) * max(static.measured_after),
+                frozen_after=stages,
+                measured_after=static.measured_after,
+                sampling=asdict(plan.sampling),
+            )
         )
-        for basis in static.bases
-        for criterion in static.criteria
-        for hidden in static.networks_for(basis, criterion)
-        for rate in static.rates_for(criterion)
-    ]
+    return jobs
 
 
-def _run(plan: Plan, variate: Variate, rate: float) -> pd.DataFrame:
-    start, learn = learner(plan, variate)
+def _run(stages: Sequence[int], plan: Plan, variate: Variate, rate: float) -> pd.DataFrame:
+    start, learn = learner(plan.model, variate)
     measure = measurer(plan.model, variate.unlearned)
     steps, tables = plan.static.measured_after, []
-    for stage in plan.static.frozen_after:
+    for stage in stages:
         lessons = lessons_at(plan, stage)
-        state = start(seed_keys(plan.seeds), lessons.params)
+        state = start(streams(plan).coefficients, lessons.params)
         measured = []
         for begin, end in pairwise((0, *steps)):
             state = learn(state, lessons, rate, begin, end)
             measured.append(measure(state, lessons.params, lessons.samples))
         columns = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *measured)
-        table = tidy({"seed": range(plan.seeds), "coefficient_steps": steps}, **columns)
+        table = tidy({"seed": plan.seed_range, "coefficient_steps": steps}, **columns)
         table.insert(0, "frozen_after", stage)
         tables.append(table)
     return pd.concat(tables, ignore_index=True)
@@ -84,22 +85,24 @@ class Lessons(NamedTuple):
 @cached
 def lessons_at(plan: Plan, stage: int) -> Lessons:
     """The lessons at the params after `stage` steps of training."""
-    keys, params = seed_keys(plan.seeds), trained(plan)[stage]
-    indices, noise, gradient = _teacher(plan)(keys, params)
-    samples = sampler(plan.model, plan.sampling, plan.batch_size)(keys, params)
+    keys, params = streams(plan), trained(plan)[stage]
+    indices, noise, gradient = _teacher(plan.model, max(plan.static.measured_after))(
+        keys.lessons, params
+    )
+    samples = sampler(plan.model, plan.sampling)(keys.fresh, params)
     return Lessons(params, indices, noise, gradient, samples)
 
 
 @cached
-def _teacher(plan: Plan) -> Callable:
+def _teacher(model: str, steps: int) -> Callable:
     """`teach(keys, params)`: batches, draws and gradients for every step."""
-    problem = PROBLEMS[plan.model]()
-    objective, steps = problem.objective, max(plan.static.measured_after)
+    problem = PROBLEMS[model]()
+    objective = problem.objective
 
     def teach(key, params):
-        batch_key, noise_key = jax.random.split(jax.random.fold_in(key, _LESSONS))
-        indices = reshuffle(batch_key, 0, steps, objective.num_data, plan.batch_size)
-        noise = objective.noise.sample(noise_key, (steps, 1, plan.batch_size))
+        batch_key, noise_key = jax.random.split(key)
+        indices = reshuffle(batch_key, 0, steps, objective.num_data, BATCH_SIZE)
+        noise = objective.noise.sample(noise_key, (steps, 1, BATCH_SIZE))
 
         def gradient(step):
             indices, noise = step
@@ -107,16 +110,16 @@ def _teacher(plan: Plan) -> Callable:
 
         return indices, noise, lax.map(gradient, (indices, noise))
 
-    return jax.jit(over_seeds(plan.model, teach))
+    return jax.jit(over_seeds(model, teach))
 
 
 @cached
-def learner(plan: Plan, variate: Variate) -> tuple[Callable, Callable]:
+def learner(model: str, variate: Variate) -> tuple[Callable, Callable]:
     """Two compiled functions over all seeds: `start`, and `learn` from some lessons.
 
     Both serve every stage and every learning rate, which is an argument to save compilations.
     """
-    problem = PROBLEMS[plan.model]()
+    problem = PROBLEMS[model]()
 
     def learn(state, lessons: Lessons, rate: Float[Array, ""], begin, end):
         def step(i, state):
@@ -129,9 +132,9 @@ def learner(plan: Plan, variate: Variate) -> tuple[Callable, Callable]:
 
     def learn_all(state, lessons, rate, begin, end):
         one = lambda state, lessons: learn(state, lessons, rate, begin, end)  # noqa: E731
-        return over_seeds(plan.model, one)(state, lessons)
+        return over_seeds(model, one)(state, lessons)
 
-    return _start(plan.model, variate.unlearned), jax.jit(learn_all, donate_argnums=0)
+    return _start(model, variate.unlearned), jax.jit(learn_all, donate_argnums=0)
 
 
 @cached

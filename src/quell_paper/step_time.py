@@ -15,12 +15,12 @@ from quell.diagnostics.timing import in_turns
 from quell.estimators._types import batch_of
 from quell.training.batches import reshuffle
 from quell.training.loop import compiled_loop, run_keys
-from quell_paper.config import PLAIN, Plan, Variate
+from quell_paper.config import BATCH_SIZE, LITERAL, PLAIN, Plan, Variate
 from quell_paper.jobs import Job, tidy
 from quell_paper.problems import PROBLEMS
 from quell_paper.variates import started
 
-_LOOP = 100  # steps in one call of the compiled loop
+_LOOP = 20  # steps in one call of the compiled loop
 
 
 def jobs(plan: Plan) -> list[Job]:
@@ -28,7 +28,7 @@ def jobs(plan: Plan) -> list[Job]:
     setting = {
         "model": plan.model,
         "learning_rate": plan.main_learning_rate,
-        "batch_size": plan.batch_size,
+        "batch_size": BATCH_SIZE,
         **asdict(plan.step_time),
     }
     step = {"logistic": 2e3, "deep-gp": 1e4}[plan.model]
@@ -39,7 +39,9 @@ def jobs(plan: Plan) -> list[Job]:
 def _run(plan: Plan) -> pd.DataFrame:
     config = plan.step_time
     variates = {("none", "plain"): PLAIN} | {
-        (criterion, "amortised" if hidden else "context-free"): Variate("linear", criterion, hidden)
+        (criterion, "amortised" if hidden else "context-free"): Variate(
+            "linear", criterion, hidden, *LITERAL
+        )
         for hidden in config.networks
         for criterion in config.criteria
     }
@@ -73,18 +75,17 @@ def _ways(plan: Plan, variate: Variate) -> tuple[Callable[[], Any], Callable[[],
     problem, optimizer = PROBLEMS[plan.model](), optax.adam(plan.learning_rate)
     objective, data = problem.objective, problem.data
     estimator = started(problem, variate, plan.main_learning_rate)
-    batch_size = plan.batch_size
     loop = compiled_loop(
-        estimator, objective, optimizer, reshuffle, batch_size=batch_size, length=_LOOP
+        estimator, objective, optimizer, reshuffle, batch_size=BATCH_SIZE, length=_LOOP
     )
-    key = jax.random.key(0)
-    carried = loop.start(run_keys(key), problem.init(key))
+    init_key, loop_key, batch_key, noise_key = jax.random.split(jax.random.key(0), 4)
+    carried = loop.start(run_keys(loop_key), problem.init(init_key))
 
     @jax.jit
     def step(carried, t):
         params, optimizer_state, state = carried
-        batch = batch_of(data, reshuffle(key, t, 1, objective.num_data, batch_size)[0])
-        step_key = jax.random.fold_in(key, t)
+        batch = batch_of(data, reshuffle(batch_key, t, 1, objective.num_data, BATCH_SIZE)[0])
+        step_key = jax.random.fold_in(noise_key, t)
         estimate = estimator.estimate(step_key, objective, params, batch, state)
         updates, optimizer_state = optimizer.update(estimate.gradient, optimizer_state, params)
         moved = optax.apply_updates(params, updates)
@@ -99,7 +100,7 @@ def _ways(plan: Plan, variate: Variate) -> tuple[Callable[[], Any], Callable[[],
         return states["single"]
 
     def looped():
-        states["loop"], table = loop.advance(run_keys(key), states["loop"], data, 0, _LOOP)
+        states["loop"], table = loop.advance(run_keys(loop_key), states["loop"], data, 0, _LOOP)
         return states["loop"], table
 
     return dispatched, looped

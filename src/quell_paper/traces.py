@@ -3,22 +3,24 @@
 import pandas as pd
 
 import quell
+from quell.training.hooks import Monitors
 from quell.types import Step
-from quell_paper.config import PLAIN, Plan, Variate
-from quell_paper.jobs import Job, tidy, variate_job
-from quell_paper.problems import PROBLEMS, distinct, nelbo
+from quell_paper.config import CLOSED_FORM, PAIRS, PLAIN, Plan, Traces, Variate
+from quell_paper.jobs import Job, cached, tidy, variate_job
+from quell_paper.problems import PROBLEMS, distinct, exact_nelbo, sampled_nelbo
 from quell_paper.training import train
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """The uncontrolled run, and one job per criterion, network and order."""
+    """The uncontrolled run, the library's own estimators, and one job per variate."""
     traces = plan.traces
     variates = [
-        Variate("linear", criterion, hidden, order)
-        for order in traces.orders
+        Variate("linear", criterion, hidden, *procedure)
+        for procedure in traces.procedures
         for criterion in traces.criteria
         for hidden in traces.networks
     ]
+    extra = 100 if traces.nelbo_draws == 0 else 600 * traces.nelbo_draws
     return [
         variate_job(
             "traces",
@@ -27,27 +29,33 @@ def jobs(plan: Plan) -> list[Job]:
             plan.main_learning_rate,
             _run,
             steps=traces.num_steps,
-            step_extra={"logistic": 100, "deep-gp": 6_000}[plan.model] / traces.nelbo_every,
-            order=variate.order,
+            step_extra=extra / traces.nelbo_every,
             num_steps=traces.num_steps,
             nelbo_draws=traces.nelbo_draws,
             nelbo_every=traces.nelbo_every,
         )
-        for variate in (PLAIN, *variates)
+        for variate in (PLAIN, PAIRS, CLOSED_FORM, *variates)
     ]
 
 
 def _run(plan: Plan, variate: Variate, rate: float) -> pd.DataFrame:
-    problem, rows, traces = PROBLEMS[plan.model](), distinct(plan.model), plan.traces
-    every = traces.nelbo_every
+    traces = plan.traces
+    run = train(plan, (traces.num_steps,), variate, rate, (_bound(plan.model, traces),))
+    steps = range(0, traces.num_steps, traces.nelbo_every)
+    return tidy(
+        {"seed": plan.seed_range, "step": steps},
+        nelbo=run.columns["nelbo"][:, :: traces.nelbo_every],
+    )
+
+
+@cached
+def _bound(model: str, traces: Traces) -> Monitors:
+    problem, rows = PROBLEMS[model](), distinct(model)
 
     def bound(step: Step):
+        if not traces.nelbo_draws:
+            return exact_nelbo(problem.objective, step.params, rows)
         # The key depends on seed and step alone: all variates are measured with the same draws.
-        return nelbo(step.key, problem.objective, step.params, rows, traces.nelbo_draws)
+        return sampled_nelbo(step.key, problem.objective, step.params, rows, traces.nelbo_draws)
 
-    monitors = (quell.monitor(nelbo=bound, every=every),)
-    run = train(plan, (traces.num_steps,), variate, rate, monitors)
-    return tidy(
-        {"seed": range(plan.seeds), "step": range(0, traces.num_steps, every)},
-        nelbo=run.columns["nelbo"][:, ::every],
-    )
+    return quell.monitor(nelbo=bound, every=traces.nelbo_every)

@@ -14,7 +14,7 @@ from quell._tree import strongly_typed
 from quell.training.batches import reshuffle
 from quell.training.hooks import Monitors
 from quell.training.loop import Carried, Loop, RunKeys, compiled_loop, run_keys
-from quell_paper.config import PLAIN, Plan, Variate
+from quell_paper.config import BATCH_SIZE, PLAIN, Plan, Variate
 from quell_paper.jobs import cached
 from quell_paper.problems import PROBLEMS
 from quell_paper.variates import started
@@ -51,7 +51,7 @@ def train(
     """
     problem = PROBLEMS[plan.model]()
     start = _start(plan.model, variate.unlearned)
-    loop = _loop(plan, variate, min(_CHUNK, max(stops)), monitors)
+    loop = _loop(plan.model, plan.learning_rate, variate, min(_CHUNK, max(stops)), monitors)
 
     def run(key):
         keys = run_keys(key)
@@ -59,14 +59,15 @@ def train(
         kept, tables, step = [], [], 0
         for stop in stops:
             while step < stop:
-                steps = min(loop.length, stop - step)
+                carried = loop.refresh(keys, carried, problem.data, step)
+                steps = min(loop.length, stop - step, loop.next_visit(step) - step)
                 carried, table = loop.advance(rate, keys, carried, problem.data, step, steps)
                 tables.append(np.asarray(table)[..., :steps, :])
                 step += steps
             kept.append(jax.tree.map(jnp.copy, carried))  # the loop consumes its argument
         return kept, np.concatenate(tables, axis=-2)
 
-    keys = seed_keys(plan.seeds)
+    keys = streams(plan).run
     if _side_by_side(plan.model):
         kept, table = run(keys)
     else:
@@ -97,27 +98,52 @@ def _side_by_side(model: str) -> bool:
     return model == "logistic"
 
 
-def seed_keys(seeds: int) -> Key[Array, " seeds"]:
-    """One key per seed; a seed's results do not depend on the number of seeds."""
-    return jax.vmap(jax.random.key)(jnp.arange(seeds))
+class Streams(NamedTuple):
+    """Keys of independent streams for each seed of a plan, `[seeds]`.
+
+    Attributes:
+      run: training.
+      coefficients: the first coefficients at a frozen model.
+      lessons: the batches and draws from which coefficients learn at a frozen model.
+      fresh: the batches and draws on which variances are measured.
+      estimator: draws that an estimator takes by itself while it is measured.
+    """
+
+    run: Key[Array, " seeds"]
+    coefficients: Key[Array, " seeds"]
+    lessons: Key[Array, " seeds"]
+    fresh: Key[Array, " seeds"]
+    estimator: Key[Array, " seeds"]
+
+
+def streams(plan: Plan) -> Streams:
+    """The keys of the plan's seeds; a seed's results do not depend on the number of seeds."""
+    seeds = jnp.asarray(plan.seed_range)
+    # one split for all streams: keys that are folded in may coincide with keys that are split off
+    keys = jax.vmap(lambda seed: jax.random.split(jax.random.key(seed), len(Streams._fields)))
+    return Streams(*keys(seeds).T)
 
 
 @cached
-def _loop(plan: Plan, variate: Variate, length: int, monitors: tuple[Monitors, ...]) -> Loop:
+def _loop(
+    model: str, model_rate: float, variate: Variate, length: int, monitors: tuple[Monitors, ...]
+) -> Loop:
     """The library's loop, compiled once for all learning rates: `advance` takes the rate first."""
-    # The rate is a tracer, so that the loop has to be made inside the outer jit.
-    problem = PROBLEMS[plan.model]()
+    # The rate is a tracer, so that the loop has to be made inside the outer jit; other estimators
+    # know no rate, and look at the data on the host.
+    problem = PROBLEMS[model]()
+    fixed = started(problem, variate, 1.0) if variate.other else None
 
     def loop(rate) -> Loop:
         return compiled_loop(
-            started(problem, variate, rate),
+            fixed or started(problem, variate, rate),
             problem.objective,
-            optax.adam(plan.learning_rate),
+            optax.adam(model_rate),
             reshuffle,
             monitors,
-            batch_size=plan.batch_size,
+            batch_size=BATCH_SIZE,
             length=length,
-            seeds=_side_by_side(plan.model),
+            seeds=_side_by_side(model),
         )
 
     def advance(rate, *args):

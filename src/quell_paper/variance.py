@@ -5,29 +5,31 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jax import lax
+from jaxtyping import Array, Float, Int, PyTree
 
 from quell._tree import take
 from quell.diagnostics.variance import nested_parts
+from quell.estimators._types import batch_of
 from quell.training.batches import reshuffle
-from quell_paper.config import Sampling, Variate
+from quell_paper.config import BATCH_SIZE, Sampling, Variate
 from quell_paper.jobs import cached
 from quell_paper.problems import PROBLEMS
 from quell_paper.training import over_seeds
-from quell_paper.variates import correct, flat
-
-_FRESH = 2  # folded into a seed's key: other draws than those of the lessons
+from quell_paper.variates import correct, flat, started
 
 
 class Samples(NamedTuple):
     """Fresh gradients at fixed params, with their batches and their noise.
 
     Attributes:
+      indices: the rows of the batches, `[M, B]`.
       batch: leaves `[M, B, ...]`.
       noise: leaves `[M, K, 1, B, ...]`.
       gradient: Ĝ, leaves `[M, K, ...]`.
     """
 
+    indices: Int[Array, "M B"]
     batch: PyTree[Array]
     noise: PyTree[Array]
     gradient: PyTree[Array]
@@ -40,26 +42,28 @@ class Variance(NamedTuple):
       norm: Var‖G‖, the paper's measure.
       draws: the part of tr Cov[G] that is due to the noise.
       points: the part of tr Cov[G] that is due to the choice of the batch.
+      by_entry: the draws' part of each entry of the gradient, `[P]`.
     """
 
     norm: Float[Array, ""]
     draws: Float[Array, ""]
     points: Float[Array, ""]
+    by_entry: Float[Array, " P"]
 
 
 @cached
-def sampler(model: str, size: Sampling, batch_size: int) -> Callable[..., Samples]:
+def sampler(model: str, size: Sampling) -> Callable[..., Samples]:
     """`sample(keys, params)`: fresh `Samples` for every seed, compiled once."""
     problem = PROBLEMS[model]()
     objective = problem.objective
 
     def sample(key, params):
-        batch_key, noise_key = jax.random.split(jax.random.fold_in(key, _FRESH))
-        indices = reshuffle(batch_key, 0, size.batches, objective.num_data, batch_size)
+        batch_key, noise_key = jax.random.split(key)
+        indices = reshuffle(batch_key, 0, size.batches, objective.num_data, BATCH_SIZE)
         batch = take(problem.data, indices)
-        noise = objective.noise.sample(noise_key, (size.batches, size.draws, 1, batch_size))
+        noise = objective.noise.sample(noise_key, (size.batches, size.draws, 1, BATCH_SIZE))
         per_draw = jax.vmap(lambda e, b: objective.gradient(params, e, b), (0, None))
-        return Samples(batch, noise, jax.vmap(per_draw)(noise, batch))
+        return Samples(indices, batch, noise, jax.vmap(per_draw)(noise, batch))
 
     return jax.jit(over_seeds(model, sample))
 
@@ -83,13 +87,42 @@ def measurer(model: str, variate: Variate) -> Callable[..., dict[str, Any]]:
     return jax.jit(over_seeds(model, measure))
 
 
+@cached
+def estimator_measurer(model: str, variate: Variate) -> Callable[..., dict[str, Any]]:
+    """`measure(keys, state, params, samples)`: as `measurer`, for an estimator with its own draws.
+
+    The batches are those of the samples.
+    """
+    problem = PROBLEMS[model]()
+    estimate = started(problem, variate, 1.0).estimate
+
+    def measure(key, state, params, samples: Samples) -> dict[str, Any]:
+        M, K = jax.tree.leaves(samples.gradient)[0].shape[:2]
+
+        def one(indices, key):
+            batch = batch_of(problem.data, indices)
+            return estimate(key, problem.objective, params, batch, state).gradient
+
+        per_draw = jax.vmap(one, (None, 0))
+        keys = jax.random.split(key, (M, K))
+        G = lax.map(lambda pair: per_draw(*pair), (samples.indices, keys))
+        return variance_columns(samples.gradient, G)
+
+    return jax.jit(over_seeds(model, measure))
+
+
 def variance_columns(plain: PyTree[Array], controlled: PyTree[Array]) -> dict[str, Any]:
-    """The variances of Ĝ and G̃, leaves `[M, K, ...]`, under their names in tables."""
-    return {
-        f"{name}_{part}": value
-        for name, gradient in (("plain", plain), ("controlled", controlled))
-        for part, value in variance(gradient)._asdict().items()
+    """The variances of Ĝ and G̃, leaves `[M, K, ...]`, under their names in tables.
+
+    `noisier` is the share of the gradient's entries whose draws' part control makes larger.
+    """
+    before, after = variance(plain), variance(controlled)
+    columns = {
+        f"{name}_{part}": getattr(found, part)
+        for name, found in (("plain", before), ("controlled", after))
+        for part in ("norm", "draws", "points")
     }
+    return columns | {"noisier": jnp.mean(after.by_entry > before.by_entry)}
 
 
 def variance(gradient: PyTree[Array]) -> Variance:
@@ -97,4 +130,4 @@ def variance(gradient: PyTree[Array]) -> Variance:
     G = jax.vmap(jax.vmap(flat))(gradient)
     draws, points = nested_parts(G)
     norm = jnp.add(*nested_parts(jnp.linalg.norm(G, axis=-1)[..., None]))
-    return Variance(norm, draws, points)
+    return Variance(norm, draws, points, G.var(axis=1, ddof=1).mean(0))

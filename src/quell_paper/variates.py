@@ -9,11 +9,11 @@ from jaxtyping import Array, Float, Key, PyTree
 
 import quell
 from quell.bases import linear, polynomial
-from quell.coefficients import context_free, recognition_network, unit_scale
+from quell.coefficients import context_free, raw_targets, recognition_network, unit_scale
 from quell.commands.catalogue import Problem
 from quell.contexts import raw
-from quell.types import Coefficients, Estimator, Started
-from quell_paper.config import PLAIN, Variate
+from quell.types import Coefficients, Estimator, Started, Targets
+from quell_paper.config import BATCH_SIZE, FULL, SUM, UNIT, Variate
 
 BASES = {"linear": linear, "quadratic": lambda: polynomial(2)}
 Rate = float | Float[Array, ""]
@@ -41,9 +41,14 @@ def control(
 
 
 def estimator(problem: Problem, variate: Variate, rate: Rate) -> Estimator:
-    """The controlled estimator of a variate; plain Monte Carlo for `PLAIN`."""
-    if variate == PLAIN:
-        return quell.monte_carlo()
+    """The controlled estimator of a variate, or the other estimator that it names."""
+    if variate.other:
+        others = {
+            "plain": quell.monte_carlo,
+            "pairs": quell.antithetic,
+            "closed-form": lambda: quell.closed_form(select=problem.select),
+        }
+        return others[variate.other]()
     return quell.controlled(_coefficients(problem, variate, rate), **_parts(variate))
 
 
@@ -55,17 +60,34 @@ def started(problem: Problem, variate: Variate, rate: Rate) -> Started:
 
 
 def _coefficients(problem: Problem, variate: Variate, rate: Rate) -> Coefficients:
-    """The paper's network: raw contexts, Xavier initialisation throughout, no gate."""
-    optimizer, targets = optax.adam(rate), unit_scale(per_leaf=True, gated=False)
+    """The paper's network: raw contexts, Xavier initialisation, no gate."""
+    optimizer, targets = optax.adam(rate), _targets(variate.scale, problem.objective.num_data)
     if not variate.hidden:
         return context_free(optimizer, targets=targets)
     return recognition_network(
         variate.hidden,
         optimizer,
         context=raw(problem.select),
-        last_layer=jax.nn.initializers.glorot_uniform(),
+        last_layer=xavier_without_bias,
         targets=targets,
     )
+
+
+def _targets(scale: str, num_data: int) -> Targets:
+    """The gradients from which coefficients learn: raw, or brought to unit scale."""
+    # The gradient carries N/|B| and features are means over the batch, so raw targets are divided:
+    # N turns them into the mean of g_b, |B| leaves coefficients of the whole gradient.
+    return {
+        FULL: lambda: raw_targets(float(BATCH_SIZE)),
+        SUM: lambda: raw_targets(float(num_data)),
+        UNIT: lambda: unit_scale(per_leaf=True, gated=False),
+    }[scale]()
+
+
+def xavier_without_bias(key: Key[Array, ""], shape: tuple[int, int], dtype: Any) -> Array:
+    """Xavier's weights for a layer whose last input is a constant one, with weight zero."""
+    weights = jax.nn.initializers.glorot_uniform()(key, (shape[0] - 1, shape[1]), dtype)
+    return jnp.pad(weights, ((0, 1), (0, 0)))
 
 
 def _parts(variate: Variate) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Verdicts on claims: effects, their intervals over seeds, and decisions from intervals."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,8 +9,13 @@ from scipy import stats
 
 from quell.types import Interval
 
-MODELS = {"logistic": "logistic regression", "deep-gp": "deep GP", "both": "both models"}
-VERDICTS = {True: "holds", False: "does not hold here", None: "undecided"}
+MODELS = {
+    "logistic": "logistic regression",
+    "deep-gp": "deep GP, lengthscale √5",
+    "deep-gp-1": "deep GP, lengthscale 1",
+}
+PARTS = {True: "holds", False: "does not hold here", None: "undecided"}
+DEPENDS = "depends"
 
 Decide = Callable[[Interval], bool | None]
 
@@ -19,10 +25,12 @@ class Part(NamedTuple):
 
     Attributes:
       name: the comparison in words.
-      model: the model, or "both".
-      interval: the effect and its 95 % interval.
+      model: the model.
+      interval: the effect and its interval.
       holds: True, False, or None if the seeds do not decide.
       paper: the same effect by the paper's measure, if variances are compared.
+      seeds: the number of seeds, or of repetitions.
+      jobs: the identities of the jobs behind the part.
     """
 
     name: str
@@ -30,6 +38,8 @@ class Part(NamedTuple):
     interval: Interval
     holds: bool | None
     paper: Interval | None = None
+    seeds: int = 0
+    jobs: frozenset[str] = frozenset()
 
 
 class Claim(NamedTuple):
@@ -52,15 +62,18 @@ class Claim(NamedTuple):
     why: str
 
     @property
-    def holds(self) -> bool | None:
-        """Whether every part holds; None if a part is undecided and none fails."""
-        verdicts = [part.holds for part in self.parts] or [None]
-        return False if False in verdicts else (None if None in verdicts else True)
+    def verdict(self) -> str:
+        """The verdict in words.
+
+        A claim depends on its setting if some parts hold and others do not. Otherwise one part
+        that does not hold refutes it, and one undecided part leaves it undecided.
+        """
+        return _combined(self.parts)
 
     @property
-    def verdict(self) -> str:
-        """The verdict in words."""
-        return VERDICTS[self.holds] if self.parts else "not run"
+    def decided(self) -> bool:
+        """Whether there is an answer."""
+        return self.verdict not in ("not run", PARTS[None])
 
     @property
     def weakest(self) -> Part | None:
@@ -71,38 +84,61 @@ class Claim(NamedTuple):
 
     @property
     def explanation(self) -> str:
-        """The reason for a failure; the undecided parts if the seeds do not decide."""
-        if self.holds is True or not self.parts:
+        """The count of parts by verdict, and the reason for a result other than the paper's."""
+        if self.verdict in ("not run", PARTS[True]):
             return ""
-        if self.holds is False:
-            return self.why
-        undecided = [f"{p.name} ({MODELS[p.model]})" for p in self.parts if p.holds is None]
-        return (
-            f"The seeds do not decide {', '.join(undecided)}: the interval allows both answers. "
-            f"{self.why}"
+        counts = Counter(part.holds for part in self.parts)
+        words = {True: "hold", False: "do not", None: "are undecided"}
+        told = ", ".join(
+            f"{counts[holds]} {word}" for holds, word in words.items() if counts[holds]
         )
+        return f"Of {len(self.parts)} parts, {told}. {self.why}"
+
+    @property
+    def undecided_jobs(self) -> frozenset[str]:
+        """The jobs whose seeds do not decide the claim."""
+        if self.decided:
+            return frozenset()
+        return frozenset().union(*(part.jobs for part in self.parts if part.holds is None))
 
 
-def mean_interval(values: np.ndarray) -> Interval:
-    """The mean over seeds, the first axis, with Student's 95 % interval.
+def _combined(parts: Iterable[Part]) -> str:
+    found = {part.holds for part in parts}
+    if not found:
+        return "not run"
+    if {True, False} <= found:
+        return DEPENDS
+    return PARTS[False if False in found else (None if None in found else True)]
+
+
+def verdicts_by_model(claim: Claim) -> dict[str, str]:
+    """The verdict on a claim, and those of each model's parts alone."""
+    models = dict.fromkeys(part.model for part in claim.parts)
+    alone = {m: _combined(p for p in claim.parts if p.model == m) for m in models}
+    return {"all": claim.verdict} | alone
+
+
+def mean_interval(values: Any, level: float = 0.95) -> Interval:
+    """The mean over seeds, the first axis, with Student's interval; seeds with a gap are left out.
 
     >>> float(mean_interval(np.array([1.0, 2.0, 3.0])).value)
     2.0
     """
     values = np.asarray(values, float)
+    values = values[np.isfinite(values).reshape(len(values), -1).all(axis=1)]
     mean, n = values.mean(axis=0), len(values)
     if n < 2:
         return Interval(mean, mean - np.inf, mean + np.inf)
-    half = stats.t.ppf(0.975, n - 1) * values.std(axis=0, ddof=1) / np.sqrt(n)
+    half = stats.t.ppf(0.5 + level / 2, n - 1) * values.std(axis=0, ddof=1) / np.sqrt(n)
     return Interval(mean, mean - half, mean + half)
 
 
-def difference_interval(a: np.ndarray, b: np.ndarray) -> Interval:
+def difference_interval(a: Any, b: Any, level: float = 0.95) -> Interval:
     """The difference of two means over independent seeds, with Welch's interval."""
     effect = a.mean() - b.mean()
     if min(a.size, b.size) < 2:
         return Interval(effect, -np.inf, np.inf)
-    interval = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
+    interval = stats.ttest_ind(a, b, equal_var=False).confidence_interval(level)
     return Interval(effect, interval.low, interval.high)
 
 
@@ -155,7 +191,6 @@ def as_json(claim: Claim) -> dict[str, Any]:
         "id": claim.id,
         "claim": claim.text,
         "measure": claim.effect,
-        "holds": claim.holds,
         "verdict": claim.verdict,
         "why": claim.explanation,
         **_numbers(weakest.interval if weakest else Interval(np.nan, np.nan, np.nan)),
@@ -165,7 +200,7 @@ def as_json(claim: Claim) -> dict[str, Any]:
 
 
 def _part_json(part: Part) -> dict[str, Any]:
-    found = {"name": part.name, "model": part.model, "holds": part.holds}
+    found = {"name": part.name, "model": part.model, "holds": part.holds, "seeds": part.seeds}
     found |= _numbers(part.interval)
     return found if part.paper is None else found | {"paper_metric": _numbers(part.paper)}
 

@@ -1,14 +1,16 @@
 """`quell reproduce`: the experiments of the paper, its figures, its table and its claims."""
 
 import argparse
-import sys
 from pathlib import Path
+from typing import Any
 
 NAME = "reproduce"
 HELP = "run the paper's experiments, and write figures, tables and report.html"
 # Written out, so that `quell --help` needs neither the laboratory nor its tools.
 EXPERIMENTS = ("figure-1", "static", "dynamic", "orders", "traces", "table-1")
-MODELS = ("logistic", "deep-gp")
+MODELS = ("logistic", "deep-gp", "deep-gp-1")
+NEXT = "quell compare --model logistic   (twenty estimators on one problem)"
+NEXT_QUICK = "quell reproduce all --out out/full   (the full run), or " + NEXT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "experiment", nargs="?", default="all", choices=(*EXPERIMENTS, "all"), help="default: all"
     )
     parser.add_argument("--model", default="all", choices=(*MODELS, "all"), help="default: all")
-    parser.add_argument("--seeds", type=int, help="independent runs (default: 10)")
+    parser.add_argument("--seeds", type=int, help="independent runs in a batch (default: 10, 5)")
     parser.add_argument("--quick", action="store_true", help="few seeds and short runs: minutes")
     parser.add_argument(
         "--out", type=Path, default=Path("out"), help="directory; finished jobs are kept"
@@ -25,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the experiments and print a line for each claim."""
+    """Run the experiments; print a line for each claim, then what was found and what to do next."""
     from quell._errors import invalid
 
     try:
@@ -37,17 +39,30 @@ def run(args: argparse.Namespace) -> int:
 
     if args.seeds is not None and args.seeds < 1:
         raise invalid("--seeds", expected="at least 1", got=args.seeds, advice="Use --seeds 10.")
-    claims = reproduce(
+    outcome = reproduce(
         plans(MODELS if args.model == "all" else (args.model,), quick=args.quick, seeds=args.seeds),
         args.out,
         experiments=EXPERIMENTS if args.experiment == "all" else (args.experiment,),
         command=_command(args),
     )
-    for claim in claims:
-        if claim.parts:
-            print(f"{claim.id:>2}  {claim.verdict:<18}  {claim.text}")
-    print(f"Wrote {args.out / 'report.html'}", file=sys.stderr)
+    print(*told(outcome, args.out, args.quick), sep="\n")
     return 0
+
+
+def told(outcome: Any, out: Path, quick: bool) -> list[str]:
+    """The lines for the terminal: the claims, then the result, the report and the next command."""
+    lines = [f"{'':>2}  {'this run':<18}  {'full run':<18}  claim"]
+    for claim in outcome.claims:
+        if claim.parts:
+            full = outcome.full.get(str(claim.id), {}).get("all", "not run")
+            lines.append(f"{claim.id:>2}  {claim.verdict:<18}  {full:<18}  {claim.text}")
+    following = NEXT_QUICK if quick else NEXT
+    return [
+        *lines,
+        f"Found: {outcome.found}",
+        f"Report: {out / 'report.html'}",
+        f"Next: {following}",
+    ]
 
 
 def _command(args: argparse.Namespace) -> str:

@@ -9,11 +9,16 @@ from quell_paper.report import tables
 from quell_paper.report.figures import Figure, criterion_name
 from quell_paper.results import Results
 from quell_paper.run import readable
-from quell_paper.verdicts import MODELS, VERDICTS, Claim
+from quell_paper.verdicts import DEPENDS, MODELS, PARTS, Claim, verdicts_by_model
 
 
 def render(
-    page: str, results: Results, claims: Sequence[Claim], figures: Sequence[Figure], command: str
+    page: str,
+    results: Results,
+    claims: Sequence[Claim],
+    full: dict[str, dict[str, str]],
+    figures: Sequence[Figure],
+    command: str,
 ) -> str:
     """The text of `report.html` or `reproduction.md`; the drawings of the figures are PNG."""
     order_rows = tables.order_rows(results)
@@ -23,15 +28,37 @@ def render(
         .render(
             results=results,
             claims=claims,
+            full=full,
             figures=figures,
             command=command,
-            seeds={MODELS[model]: results.plans[model].seeds for model in results.models},
+            counts=_counts(claims),
+            headlines=tables.headlines(results),
+            seeds={MODELS[model]: counts for model, counts in results.seeds.items()},
+            looks={MODELS[model]: results.plans[model].looks for model in results.seeds},
             remaining_rows=tables.remaining_rows(results),
+            joint_rows=tables.joint_rows(results),
+            capacity_tables=tables.capacity_tables(results),
             order_rows=order_rows,
             order_summary=tables.order_summary(order_rows) if order_rows else {},
             timing_rows=tables.timing_rows(results),
         )
     )
+
+
+def found(results: Results, claims: Sequence[Claim]) -> str:
+    """The verdicts and the library's own estimator in plain words, on one line."""
+    words = _environment().get_template("words.j2").module
+    headlines = tables.headlines(results)
+    parts = [words.counted(_counts(claims))]  # pyright: ignore[reportAttributeAccessIssue]
+    parts += [words.headline(**headlines[0])] if headlines else []  # pyright: ignore[reportAttributeAccessIssue]
+    return " ".join(" ".join(str(part).split()) for part in parts)
+
+
+def _counts(claims: Sequence[Claim]) -> dict[str, int]:
+    """The number of claims by verdict, of those that were tested."""
+    order = (PARTS[True], DEPENDS, PARTS[False], PARTS[None])
+    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in order}
+    return {verdict: n for verdict, n in counts.items() if n}
 
 
 def _environment() -> Environment:
@@ -43,9 +70,12 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.globals |= {"model_names": MODELS, "verdicts": VERDICTS}
+    environment.globals |= {"model_names": MODELS, "verdicts": PARTS}
     environment.filters |= {
         "interval": tables.shown,
+        "brief": tables.brief,
+        "cell": lambda text: str(text).replace("|", "\\|"),  # in a table of Markdown
+        "by_model": verdicts_by_model,
         "duration": readable,
         "criterion": criterion_name,
         "base64": lambda png: base64.b64encode(png).decode(),

@@ -38,8 +38,13 @@ class Panel(NamedTuple):
 
 
 @styled
-def step_lines(panels: Sequence[Sequence[Panel]], levels: Sequence[float], log: bool) -> Any:
-    """Draw rows of panels against coefficient steps.
+def step_lines(
+    panels: Sequence[Sequence[Panel]],
+    levels: Sequence[float],
+    log: bool,
+    xlabel: str = "coefficient steps",
+) -> Any:
+    """Draw rows of panels against steps.
 
     Args:
       levels: the value that means no effect, in each row.
@@ -62,8 +67,8 @@ def step_lines(panels: Sequence[Sequence[Panel]], levels: Sequence[float], log: 
         row[0].set_ylabel(line[0].ylabel)
     _name_columns(axes, panels)
     for axis in axes[-1]:
-        axis.set_xlabel("coefficient steps")
-    legend_below(figure, axes[0, 0], columns=min(5, 2 * columns - 1) if log else 2)
+        axis.set_xlabel(xlabel)
+    legend_below(figure, axes[0, -1], columns=min(5, 2 * columns - 1) if log else 2)
     return figure
 
 
@@ -224,8 +229,13 @@ def _rounded(value: float) -> float:
 
 def _plain_ticks(axis: Any, values: Sequence[float]) -> None:
     """Label a logarithmic axis with plain numbers, not powers of ten."""
-    wide = max(values) > 3 * min(values)
-    few = ticker.MaxNLocator(5, steps=[1, 2, 5, 10])
-    axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)) if wide else few)
+    least = min((value for value in values if value > 0), default=1.0)
+    if max(values) > 30 * least:
+        locator = ticker.LogLocator()
+    elif max(values) > 3 * least:
+        locator = ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7))
+    else:
+        locator = ticker.MaxNLocator(5, steps=[1, 2, 5, 10])
+    axis.yaxis.set_major_locator(locator)
     axis.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:.3g}"))
     axis.yaxis.set_minor_locator(ticker.NullLocator())
