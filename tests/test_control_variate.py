@@ -296,7 +296,7 @@ def test_hyperparameters_may_be_injected(key):
     noise, params = quell.normal(2), jnp.ones(3)
     objective, batch = of_draws(noise, 4)
     inner = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
-    static = ("key", "params", "data", "leaves", "order", "points")
+    static = ("key", "params", "data", "leaves", "order")
     outer = optax.inject_hyperparams(quell.control_variate, static_args=static)(
         key, objective, params, batch, ungated(inner)
     )
