@@ -14,7 +14,7 @@ from estimator_table import Replayed, quick_jit
 import quell
 from quell import bases, estimators
 from quell import noise as noises
-from quell.contexts import as_matrix, columns, computed, raw, standardised
+from quell.contexts import columns, computed, raw, standardised
 from quell.estimators._closed_form import affordable_basis, multiplier
 from quell.estimators._regression import regressed
 from quell.estimators._snapshot import smallest, telling_leaves
@@ -210,14 +210,15 @@ def remaining(key, regression, where, marks, B=5):
 
 
 def test_it_is_not_noisier_than_its_pairs_while_the_parameters_race_away(key, regression):
-    """A twelfth of a posterior standard deviation in each step, past the optimum and on."""
-    where = 0.03 * jnp.arange(60)[:, None] * jnp.array([1.0, -1.0])
-    assert max(remaining(key, regression, where, (1, 5, 9, 20, 31, 40, 59))) < 1.05
+    """A twentieth of a posterior standard deviation in each step, past the optimum and on."""
+    where = 0.02 * jnp.arange(60)[:, None] * jnp.array([1.0, -1.0])
+    found = remaining(key, regression, where, (1, 5, 9, 20, 31, 40, 59))
+    assert max(found) < 1.05, found
 
 
 def test_it_recovers_when_the_parameters_jump(key, regression):
     where = jnp.where(jnp.arange(400) < 120, 0.0, 5.0)[:, None] * jnp.ones(2)
-    before, jumped, after = remaining(key, regression, where, (119, 150, 399))
+    before, jumped, after = remaining(key, regression, where, (119, 150, 399), B=50)
     assert before < 0.04
     assert jumped < 1.05
     assert after < 0.05
@@ -313,6 +314,9 @@ def test_refreshes_grow_rarer_and_are_paid_for(key, regression):
             found.append(step)
             state = state._replace(refreshed=jnp.asarray(step), refreshes=state.refreshes + 1)
         step = next_visit(step)
-    assert found[:4] == [0, 10, 32, 178] or found[:4] == [0, 10, 32, 100], found
-    assert all(b >= 3 * a for a, b in itertools.pairwise(found[1:]))
-    assert as_matrix(data).shape == (200, 3)
+    assert found[:4] == [0, 10, 32, 100]
+    assert len(found) > 5
+    assert all(b >= 1.7 * a for a, b in itertools.pairwise(found[1:]))
+    late = state._replace(step=jnp.asarray(2 * step))
+    assert bool(due(late, 100))
+    assert not bool(due(late, 1)), "as dear as many more steps of a small batch"

@@ -31,13 +31,13 @@ from quell.objective import Objective
 
 _FUNCTIONS = 16  # with more functions of the noise, a step costs more than the control saves;
 _PRODUCTS = 256  # the same holds for their products with the context
-_GROWTH = 10**0.5  # a refresh is due when the steps since the start have grown by this factor,
-_FIRST = 10  # for the first time after so many steps,
-_FREE = 4  # and it is paid for: after the first few, refreshes
-_SHARE = 0.5  # may take this share of the steps' own time
-_PRIOR = 1  # steps that the evidence of a refresh counts for
-_DECAY = 0.95  # of the evidence of a step, which is then remembered for about twenty
-_AGED = 0.7  # a multiplier below this calls for a refresh
+_FIRST = 10  # steps before the second refresh; the first comes at once
+_FREE = 4  # refreshes that come in any case: at steps 0, 10, 32 and 100, when
+_SOON = 3  # the steps since the start have grown by this factor; then by
+_LATE = 1.7  # this one, and only if all but the first few take no more than
+_SHARE = 0.5  # this share of the steps' own cost
+_PRIOR = 2  # steps that the evidence of a refresh counts for
+_DECAY = 0.96  # of the evidence of a step, which is then remembered for about 25
 
 
 class Evidence(NamedTuple):
@@ -138,15 +138,15 @@ def closed_form(
 
         def due(state: ClosedForm, batch_size: int) -> Bool[Array, ""]:
             cost = laid.evaluations / (batch_size * _draws(draws, objective))  # in steps
-            later = jnp.maximum(_GROWTH * state.refreshed, _FIRST)
-            grown = (state.step >= later) | (state.refreshes == 0)
-            gt, tt = (_tree.leaf_sums(sums, flat.sizes) for sums in state.evidence[:2])
-            aged = (gt < _AGED * tt).any() & (state.step > state.refreshed)
+            free = state.refreshes < _FREE
+            later = jnp.where(free, _SOON, _LATE) * state.refreshed
+            grown = (state.step >= jnp.maximum(later, _FIRST)) | (state.refreshes == 0)
             paid = (state.refreshes + 1 - _FREE) * cost <= _SHARE * state.step
-            return (grown | aged) & paid
+            return grown & (free | paid)
 
         def refresh(key, objective, params, data, batch_size, state: ClosedForm) -> ClosedForm:
-            snapshot, square = laid.take(key, objective, params, data)
+            old = state.snapshot
+            snapshot, square = laid.retake(key, objective, params, data, old)
             mass = _PRIOR * square / batch_size  # as if it had been followed for some steps
             return state._replace(
                 snapshot=snapshot,

@@ -30,7 +30,7 @@ _FEATURES = 320  # the most features of one kind: a regression of a few thousand
 _TABLE = 2**26  # the most numbers of a table of features that is kept
 _COEFFICIENTS = 2**18  # the most coefficients by default: a product beside a gradient
 _GLANCE = 256  # examples that show which leaves tell them apart
-_CHUNK = 2**22  # the most numbers of features computed at once
+_CHUNK = 2**20  # the most numbers of features computed at once
 _ROWS = 512, 4096  # rows of a regression, at least and at most
 _ROWS_PER_FEATURE = 4
 _GRADIENTS = 2**23  # the most numbers in the gradients of these rows
@@ -60,8 +60,9 @@ class Plan(NamedTuple):
 
     Attributes:
       empty: `empty(params)` gives a snapshot that corrects nothing.
-      take: `take(key, objective, params, data)` gives the snapshot at these parameters, and the
-        mean square of the correction of one example, `[P]`.
+      retake: `retake(key, objective, params, data, snapshot)` gives the snapshot at these
+        parameters in place of the old one, and the mean square of the correction of one example,
+        `[P]`.
       mean_features: `mean_features(snapshot, noise, params, examples, indices)` gives φ̄ `[G]`, the
         mean of [h − h̄, w ⊗ [1, z]] over a batch.
       flat: the controlled leaves as one vector `[P]`.
@@ -69,7 +70,7 @@ class Plan(NamedTuple):
     """
 
     empty: Callable[[PyTree[Array]], Snapshot]
-    take: Callable[..., tuple[Snapshot, Float[Array, " P"]]]
+    retake: Callable[..., tuple[Snapshot, Float[Array, " P"]]]
     mean_features: Callable[..., Float[Array, " G"]]
     flat: _tree.Flattener
     evaluations: float
@@ -137,13 +138,12 @@ def plan(
         zeros = jnp.zeros(F, dtype)
         return Snapshot(params, zeros, jnp.zeros((kept, F), dtype), jnp.zeros((G, P), dtype))
 
-    def take_snapshot(key, objective: Objective, params, data):
+    def retake(key, objective: Objective, params, data, old: Snapshot):
         index_key, draw_key = jax.random.split(key)
-        table, mean = jnp.zeros((kept, F), dtype), jnp.zeros(F, dtype)  # z alone has mean zero
-        if picked is not None:
-            found = _by_chunks(partial(all_features, params), data, F, keep=bool(kept))
-            table, mean = (found, found.mean(0)) if kept else (table, found / N)
-        fresh = Snapshot(params, mean, table, jnp.zeros(()))
+        fresh = old._replace(params=params)
+        if picked is not None:  # z alone has mean zero, and is not worth a table
+            table, mean = _passed(partial(all_features, params), data, old.table)
+            fresh = fresh._replace(table=table, mean=mean)
         # All rows in turn if they are few, so that each of them is learned from.
         indices = jnp.arange(R) % N if N <= R else jax.random.randint(index_key, (R,), 0, N)
         examples = take(data, indices)
@@ -156,7 +156,7 @@ def plan(
 
     S = jax.tree.leaves(jax.eval_shape(lambda k: sampling.draw(k, objective, 1), _KEY))[0].shape[0]
     evaluations = (N / _PASS if picked else 0) + 2 * R * S + R * G * (G / P + 2) / _PRODUCT
-    return Plan(empty, take_snapshot, batch_mean, flat, evaluations)
+    return Plan(empty, retake, batch_mean, flat, evaluations)
 
 
 def telling_leaves(
@@ -226,17 +226,26 @@ def _centre(objective: Objective) -> PyTree[Array]:
     return middle(jax.random.key(0))
 
 
-def _by_chunks(features: Callable[[Any], Array], data: PyTree[Array], F: int, keep: bool) -> Array:
-    """The features of all rows `[N, F]`, or their sum `[F]`, in chunks that bound the memory."""
-    N = batch_size(data)
-    size = int(min(N, max(1, _CHUNK // max(1, F))))
-    whole = N - N % size
-    parts = jax.tree.map(lambda y: y[:whole].reshape(whole // size, size, *y.shape[1:]), data)
-    rest = jax.tree.map(lambda y: y[whole:], data)
-    if keep:
-        if size == N:
-            return features(data)
-        found = jax.lax.map(features, parts).reshape(whole, F)
-        return jnp.concatenate([found, features(rest)]) if whole < N else found
-    total = jax.lax.map(lambda part: features(part).sum(0), parts).sum(0)
-    return total + features(rest).sum(0) if whole < N else total
+def _passed(
+    features: Callable[[Any], Array], data: PyTree[Array], table: Float[Array, "N F"]
+) -> tuple[Float[Array, "N F"], Float[Array, " F"]]:
+    """One pass over the data: the features of all rows, written into the table, and their mean.
+
+    A table without rows stays as it is. Rows are taken in chunks that stay in the cache; the last
+    chunk overlaps the one before it.
+    """
+    N, keep = batch_size(data), table.shape[0] > 0
+    size = int(min(N, max(1, _CHUNK // table.shape[1])))
+
+    def chunk(i, carried):
+        table, total = carried
+        start = jnp.minimum(i * size, N - size)
+        rows = jax.tree.map(lambda y: jax.lax.dynamic_slice_in_dim(y, start, size), data)
+        h = features(rows)
+        new = (start + jnp.arange(size) >= i * size)[:, None]  # not counted by the chunk before
+        table = jax.lax.dynamic_update_slice_in_dim(table, h, start, 0) if keep else table
+        return table, total + jnp.where(new, h, 0).sum(0)
+
+    start = table, jnp.zeros(table.shape[1], table.dtype)
+    table, total = jax.lax.fori_loop(0, -(-N // size), chunk, start)
+    return table, total / N
