@@ -172,7 +172,28 @@ def reshuffling_rows(problem, epochs, seeds, nats, known) -> Iterator[dict]:
         )
         replaced, shuffled = gaps["with_replacement"], gaps["reshuffle"]
         row = {"epochs": E, "replaced": replaced, "shuffled": shuffled}
-        yield {**row, "ratio": shuffled / replaced, "model": share}
+        ideal = tuned_share(E)
+        yield {**row, "ratio": shuffled / replaced, "model": share, "ideal": ideal}
+
+
+def tuned_share(epochs: float, steps_of_epoch: int = 100) -> float:
+    """The same ratio, computed: cosine natural steps on a quadratic, at the best rate for each.
+
+    All noise is that of points, at fixed points of the data; the gap starts far above ν/T.
+    """
+    n, T = steps_of_epoch, round(epochs * steps_of_epoch)
+    cosine = 0.5 * (1 + np.cos(np.pi * (np.arange(T) + 0.5) / T))
+    gaps = []
+    for peak in np.geomspace(1e-4, 0.9, 100):
+        rho = peak * cosine
+        kept = np.cumprod((1 - rho)[::-1])[::-1]  # of what was there before each step
+        w = rho * kept / (1 - rho)
+        parts = [w[at : at + n] for at in range(0, T, n)]
+        # of an epoch's steps, whose noise adds up to nothing: Cov = −1/(n − 1) of the variance
+        shuffled = sum((v**2).sum() - v.sum() ** 2 / n for v in parts) * n / (n - 1)
+        gaps.append([kept[0] ** 2 + one for one in ((w**2).sum(), shuffled)])
+    replaced, shuffled = np.min(gaps, 0)
+    return float(shuffled / replaced)
 
 
 def yardstick_rows(problem, num_steps, seconds, known) -> Iterator[dict]:
@@ -281,7 +302,7 @@ def main() -> None:
 
 COLUMNS = {
     "limit": ("problem", "estimator", "steps", "nats", "limit", "gap", "ratio", "optimizer"),
-    "reshuffling": ("epochs", "replaced", "shuffled", "ratio", "model"),
+    "reshuffling": ("epochs", "replaced", "shuffled", "ratio", "model", "ideal"),
     "yardsticks": ("problem", "estimator", "trace", "summed_sd", "nats_ratio", "nats", "noisier"),
     "verdicts": (
         "problem", "estimator", "optimizer", "signal", "limit", "verdict", "end", "quieter",
