@@ -159,7 +159,7 @@ def limit_rows(problem, lengths, seeds, seconds, known) -> Iterator[dict]:
 
 def reshuffling_rows(problem, epochs, seeds, nats, known) -> Iterator[dict]:
     """The gap of pairs, whose noise is that of points, over epochs, by both streams of batches."""
-    split = nats._split()
+    split = nats.split()
     steps_of_epoch = problem.objective.num_data / BATCH[problem.name]
     for E in [E for E in epochs if not known(epochs=E)]:
         num_steps = round(E * steps_of_epoch)
