@@ -13,7 +13,7 @@ from quell.contexts import as_matrix
 
 @pytest.mark.slow
 def test_compare_writes_table_json_and_figure(tmp_path, capsys):
-    arguments = "compare --estimators antithetic --batch-sizes 10 --steps 20 --seconds 2 --json"
+    arguments = "compare --estimators antithetic --batch-sizes 10 --steps 20 --seconds 40 --json"
     assert main([*arguments.split(), "--out", str(tmp_path)]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document == json.loads((tmp_path / "comparison.json").read_text())
@@ -45,6 +45,15 @@ def test_compare_says_what_is_wrong(arguments, words, capsys):
     assert main(["compare", *arguments.split()]) == 2
     message = capsys.readouterr().err
     assert all(word in message for word in words)
+
+
+def test_an_interrupted_comparison_ends_without_a_traceback(monkeypatch, capsys):
+    def interrupted(*args, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("quell.diagnostics.compare.compare", interrupted)
+    assert main(["compare"]) == 130
+    assert "before anything was measured" in capsys.readouterr().err
 
 
 def test_a_csv_file_is_compared_by_its_target(tmp_path):

@@ -24,7 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch-sizes", type=_sizes, default=(10, 100, 1000), metavar="10,100", help="batch sizes"
     )
     parser.add_argument("--steps", type=int, default=1000, help="training steps before comparing")
-    parser.add_argument("--seconds", type=float, default=60.0, help="time to measure")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="time to take, training and compilation included",
+    )
     parser.add_argument("--objective", type=float, help="also measure the time to this objective")
     parser.add_argument("--seed", type=int, default=0, help="seed of all randomness")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where table, figure and JSON go")
@@ -42,22 +47,27 @@ def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
 
     def report(name: str, size: int) -> None:
-        print(f"{time.monotonic() - began:6.1f} s  {name}, batch {size}", file=sys.stderr)
+        took = f"{time.monotonic() - began:6.1f} s"
+        print(f"{took}  compiling and measuring {name}, batch {size}", file=sys.stderr)
 
     given = problem(args.model, args.data, args.target)
     init_key, compare_key = jax.random.split(jax.random.key(args.seed))
-    comparison = compare(
-        compare_key,
-        given.objective,
-        given.init(init_key),
-        given.data,
-        estimators(given, args.estimators),
-        batch_sizes=args.batch_sizes,
-        num_steps=args.steps,
-        seconds=args.seconds,
-        target=args.objective,
-        report=report,
-    )
+    try:
+        comparison = compare(
+            compare_key,
+            given.objective,
+            given.init(init_key),
+            given.data,
+            estimators(given, args.estimators),
+            batch_sizes=args.batch_sizes,
+            num_steps=args.steps,
+            seconds=args.seconds,
+            target=args.objective,
+            report=report,
+        )
+    except KeyboardInterrupt:  # later on, it ends the measurement and keeps what there is
+        print("quell compare: interrupted before anything was measured", file=sys.stderr)
+        return 130  # by convention 128 + SIGINT
     document = {"problem": given.name, **comparison.to_json()}
     if args.json:
         print(json.dumps(document, indent=2, allow_nan=False))

@@ -37,13 +37,14 @@ class Nats(NamedTuple):
 
     def after(self, num_steps: float) -> float:
         """The nats that noise leaves at least after so many steps."""
-        return left_after(*self._split(), num_steps, self.epoch)
+        return left_after(*self.split(), num_steps, self.epoch)
 
     def steps_to(self, nats: float = 1.0) -> float:
         """The steps that noise demands at least to come so close to the optimum."""
-        return steps_to(*self._split(), nats, self.epoch)
+        return steps_to(*self.split(), nats, self.epoch)
 
-    def _split(self) -> tuple[float, float]:
+    def split(self) -> tuple[float, float]:
+        """The noise of the draws, and that of the choice of points."""
         return max(self.noise.draws_given_points.value, 0.0), max(self.noise.points.value, 0.0)
 
 
@@ -139,7 +140,7 @@ def _reason(nats: Nats, num_steps: int | None) -> list[str]:
 
 def _source(nats: Nats, num_steps: int | None) -> tuple[str, str]:
     """Where the noise comes from, and what is left of it without that."""
-    draws, points = nats._split()
+    draws, points = nats.split()
     if num_steps is not None and math.isfinite(nats.epoch):
         points *= (
             left_after(0.0, 1.0, num_steps, nats.epoch) * num_steps

@@ -24,6 +24,7 @@ from quell.training.batches import Batches, reshuffle
 _PRECISE = 0.03  # relative standard error of noise that is enough for a choice
 _LARGER = 16  # a second batch size is measured, so many times larger: steps cost a + b|B|
 _BEYOND = 8  # the time of a step is trusted up to so many times the largest size measured
+_LATER = 3.0  # so many epochs pass before reshuffling pays for real optimisers, ideal ones: one
 _NOISIER = 0.05  # the most coordinates that may be noisier than plain's
 _MARGIN = 1.05, 1.15  # a simpler estimator may take so much longer: without and with doubt
 
@@ -268,7 +269,7 @@ def _choice(row: Row, seconds: Mapping[int, float], size: int, run: Run, reason:
     if large > small:
         per_step += max(seconds[large] - per_step, 0.0) / (large - small) * (size - small)
     if run.exact:
-        noisy = steps_to(draws, points, 1.0, N / size if run.reshuffled else math.inf)
+        noisy = steps_to(draws, points, 1.0, _LATER * N / size if run.reshuffled else math.inf)
     else:  # a run at this rate ends ν/2 above; its rate has to fall by as much
         noisy = run.num_steps * (draws + points) / 2
     nats, time = row.nats, row.seconds_interval
