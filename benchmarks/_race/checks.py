@@ -4,6 +4,7 @@
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,13 +28,11 @@ LIMIT_STEPS = (1000, 10_000)
 LIMIT_PEAKS = {"Adam": (0.001, 0.003, 0.01, 0.03, 0.1), "natural": (0.03, 0.1, 0.3, 1.0, 3.0)}
 
 
-def prices(problem: Problem, batches: tuple[int, ...], cold: bool) -> dict:
+def prices(ready: Callable, problem: Problem, batches: tuple[int, ...], cold: bool) -> dict:
     """The closed form's step against that of pairs, and the share of its refreshes."""
     step = {}
     for batch in batches:
-        both = [
-            racer(problem, make(), "Adam", batch) for make in (quell.closed_form, quell.antithetic)
-        ]
+        both = [ready(name, "Adam", batch) for name in ("closed form", "pairs")]
         times = np.array([[_stretch(one) for one in both] for _ in range(ROUNDS)])
         step[str(batch)] = {
             "closed form": float(np.median(times[:, 0])),
@@ -41,7 +40,7 @@ def prices(problem: Problem, batches: tuple[int, ...], cold: bool) -> dict:
             "ratio": float(np.median(times[:, 0] / times[:, 1])),
         }
     batch = batches[-1]
-    ours = racer(problem, quell.closed_form(), "Adam", batch)
+    ours = ready("closed form", "Adam", batch)
     shares = {}
     for epochs in (1, 10):
         num_steps = max(10, epochs * problem.objective.num_data // batch)
@@ -84,9 +83,9 @@ def _cold_starts(problem: Problem, batch: int) -> dict:
     return found
 
 
-def noise_left(problem: Problem, config: dict, kind: str, samples: int = 128) -> dict:
+def noise_left(ours: Racer, config: dict, samples: int = 128) -> dict:
     """The trace of the closed form's covariance over that of pairs, at every tenth of a run."""
-    ours = racer(problem, quell.closed_form(), kind, config["batch"])
+    problem = ours.problem
     setting = Setting(config["batch"], config["peak"], config["cosine"])
     N, objective, data = problem.objective.num_data, problem.objective, problem.data
     pairs = quell.antithetic().start(jax.random.key(0), objective, problem.init, data)
@@ -117,7 +116,7 @@ def noise_left(problem: Problem, config: dict, kind: str, samples: int = 128) ->
         ours, setting, num_steps, 0, at=[round(num_steps * i / 10) for i in range(1, 11)], look=look
     )
     settings = {k: config[k] for k in ("batch", "peak", "cosine", "num_steps")}
-    return settings | {"optimiser": kind, "tenths": ratios}
+    return settings | {"tenths": ratios}
 
 
 def limit(problem: Problem, judge: Evaluator, batch: int, estimators: dict[str, Any]) -> dict:

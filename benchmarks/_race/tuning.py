@@ -7,23 +7,27 @@ they are and averaged. At the edge of the grid the next rate beyond is tried as 
 all runs: each target picks its own.
 """
 
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from _race.bounds import Evaluator
-from _race.contestants import PEAKS, Setting
-from _race.problems import Problem
-from _race.runs import Racer, racer, replayed
+from _race.contestants import Setting
+from _race.runs import Racer, replayed
 
 STAGES = (1 / 81, 1 / 27, 1 / 9, 1 / 3, 1.0)
 SURVIVORS = (5, 3, 2, 1)  # of each stage but the last
 STAYING = (1 / 9, 1 / 3)  # stages with rates that stay
 LEAST_STEPS = 10
+SEEDS = 1
 
 
 def tune(
-    problem: Problem, estimator: Any, kind: str, evaluator: Evaluator, seconds: float, seeds: int
+    ready: Callable[[int], Racer],
+    sizes: Sequence[int],
+    peaks: Sequence[float],
+    evaluator: Evaluator,
+    seconds: float,
 ) -> dict:
     """Every run of the search: settings, steps, the ranking value on the way, times per step."""
     racers: dict[int, Racer] = {}
@@ -35,7 +39,7 @@ def tune(
         if num_steps < LEAST_STEPS or any(key.items() <= run.items() for run in runs):
             return
         last, average, steps, refreshes = [], [], [], []
-        for seed in range(seeds):
+        for seed in range(SEEDS):
             steps, refreshes, *params, _ = replayed(
                 racers[setting.batch], setting, num_steps, 100 + seed
             )
@@ -47,11 +51,11 @@ def tune(
         found = {"seconds": took.tolist(), "last": last, "average": average}
         runs.append(key | {"share": share, "steps": steps} | found)
 
-    for batch in problem.sizes:
-        racers[batch] = racer(problem, estimator, kind, batch)
+    for batch in sizes:
+        racers[batch] = ready(batch)
         if seconds * STAGES[-1] / racers[batch].per_step < LEAST_STEPS:
             del racers[batch]
-    settings = [Setting(batch, peak, True) for batch in racers for peak in PEAKS[kind]]
+    settings = [Setting(batch, peak, True) for batch in racers for peak in peaks]
     for share, most in zip(STAGES, (*SURVIVORS, 1)):
         if share in STAYING:
             settings += [Setting(s.batch, s.peak / 3, False) for s in settings[:2] if s.cosine]
@@ -74,7 +78,7 @@ def tune(
 def picks(found: dict, targets: list[float]) -> list[dict]:
     """For each target (a ranking value) the run that is there first, by steps × time of a step.
 
-    A target that no run reaches is given the run that ends lowest.
+    If no target is reached, it is the run that ends lowest.
     """
     chosen = []
     for target in targets:
@@ -88,13 +92,13 @@ def picks(found: dict, targets: list[float]) -> list[dict]:
                 seconds = run["seconds"][there[0]]
                 if seconds < least:
                     best, least = _described(run, use), seconds
-        if best is None:
-            uses = [(run, use) for run in found["runs"] for use in ("last", "average")]
-            uses = [(run, use) for run, use in uses if use == "last" or not run["cosine"]]
-            if uses:
-                best = _described(*min(uses, key=lambda pair: np.median(pair[0][pair[1]], 0)[-1]))
         if best is not None and best not in chosen:
             chosen.append(best)
+    if not chosen:
+        uses = [(run, use) for run in found["runs"] for use in ("last", "average")]
+        uses = [(run, use) for run, use in uses if use == "last" or not run["cosine"]]
+        ends = [np.median(run[use], 0)[-1] for run, use in uses]
+        chosen = [_described(*uses[int(np.argmin(ends))])]
     return chosen
 
 
