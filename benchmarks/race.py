@@ -1,6 +1,6 @@
 """The race: who has the answer first, by the clock, each at its own best.
 
-Three phases for each contestant on each problem; each leaves one file, and is skipped if the file is
+Three phases for each contestant on each problem; each leaves a file, and is skipped if that file is
 there: `tune` searches batch size, rate and schedule; `time` runs the chosen settings as
 `quell.fit` would, with a clock; `gaps` replays these runs and evaluates the bound in float64. Then
 the results of the problem are gathered in docs/race. Only `time` needs a quiet machine, and the

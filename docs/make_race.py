@@ -57,8 +57,8 @@ def problem(name: str, document: dict) -> str:
     lines += table(head, rows)
     advice = document.get("advice")
     if advice:
-        lines += ["", f"`quell.recommend` at batch size {advice['asked_batch']}: "
-                  f"{advice['estimator']}, batch size {advice['batch']}."]  # fmt: skip
+        words = f"{advice['estimator']}, batch size {advice['batch']}"
+        lines += ["", f"`quell.recommend` from the start picks {words}."]
     return "\n".join([*lines, "", f"![Gap over time](figures/race-{name}.png)", ""])
 
 
