@@ -206,9 +206,9 @@ def _optimum(full, problem, data):
     if N > 20_000 or "scale" in params:
         step = jax.jit(jax.value_and_grad(full))
         if params["scale"].shape != params["mean"].shape:  # natural steps are nearly Newton's
-            optimizer = quell.natural_gradient(None, rate=1.0, bound=3.0)
+            optimizer = quell.natural_gradient(None, rate=1.0, bound=100.0)
             state = optimizer.init(params)
-            for _ in range(10):
+            for _ in range(6):
                 updates, state = optimizer.update(step(params, data)[1], state, params)
                 params = optax.apply_updates(params, updates)
         else:

@@ -41,10 +41,10 @@ def prices(ready: Callable, problem: Problem, batches: tuple[int, ...], cold: bo
         }
     batch = batches[-1]
     ours = ready("closed form", "Adam", batch)
-    shares = {}
+    shares, seeds = {}, 3 if problem.objective.num_data < 10**5 else 1
     for epochs in (1, 10):
         num_steps = max(10, epochs * problem.objective.num_data // batch)
-        runs = [timed(ours, Setting(batch, ADAM, False), num_steps, seed) for seed in range(3)]
+        runs = [timed(ours, Setting(batch, ADAM, False), num_steps, seed) for seed in range(seeds)]
         shares[str(epochs)] = float(
             np.median([sum(s for _, s in run.refreshes) / run.seconds[-1] for run in runs])
         )

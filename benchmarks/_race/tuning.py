@@ -33,23 +33,26 @@ def tune(
     racers: dict[int, Racer] = {}
     runs: list[dict] = []
 
-    def one(setting: Setting, share: float) -> None:
+    def one(setting: Setting, share: float) -> bool:
+        """A run, unless it would be too short."""
         num_steps = int(share * seconds / racers[setting.batch].per_step)
-        key = {**setting._asdict(), "num_steps": num_steps}
-        if num_steps < LEAST_STEPS or any(key.items() <= run.items() for run in runs):
-            return
+        if num_steps < LEAST_STEPS:
+            return False
         last, average, steps, refreshes = [], [], [], []
         for seed in range(SEEDS):
             steps, refreshes, *params, _ = replayed(
                 racers[setting.batch], setting, num_steps, 100 + seed
             )
-            found = [np.nan_to_num(evaluator.rough(p)[: len(steps)], nan=1e30) for p in params]
+            some = params[:1] if setting.cosine else params  # a cosine needs no average
+            found = [np.nan_to_num(evaluator.rough(p)[: len(steps)], nan=1e30) for p in some]
             last.append(np.minimum(found[0], 1e30).tolist())
-            average.append(np.minimum(found[1], 1e30).tolist())
+            average.append(np.minimum(found[-1], 1e30).tolist())
         use = racers[setting.batch]
         took = use.per_step * np.array(steps) + use.per_refresh * np.array(refreshes)
         found = {"seconds": took.tolist(), "last": last, "average": average}
-        runs.append(key | {"share": share, "steps": steps} | found)
+        key = {**setting._asdict(), "num_steps": num_steps, "share": share}
+        runs.append(key | {"steps": steps} | found)
+        return True
 
     for batch in sizes:
         racers[batch] = ready(batch)
@@ -59,14 +62,12 @@ def tune(
     for share, most in zip(STAGES, (*SURVIVORS, 1)):
         if share in STAYING:
             settings += [Setting(s.batch, s.peak / 3, False) for s in settings[:2] if s.cosine]
-        for setting in settings:
-            one(setting, share)
+        waiting = [setting for setting in settings if not one(setting, share)]
         ranked = sorted((run for run in runs if run["share"] == share and run["cosine"]), key=_end)
-        if not ranked:  # too short for any step
-            continue
         settings = [Setting(run["batch"], run["peak"], True) for run in ranked[:most]]
-        if most > 1:
+        if most > 1 and ranked:
             settings += _beyond(settings[0], [Setting(r["batch"], r["peak"], True) for r in ranked])
+        settings += [setting for setting in waiting if setting.cosine]  # their turn comes later
     return {
         "per_step": {str(batch): r.per_step for batch, r in racers.items()},
         "per_refresh": {str(batch): r.per_refresh for batch, r in racers.items()},
