@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 from jax.flatten_util import ravel_pytree
 
 import quell
@@ -69,7 +70,7 @@ def _cold_starts(problem: Problem, batch: int) -> dict:
     """Seconds from nothing to the end of the first step, compilation included."""
     directory = jax.config.jax_compilation_cache_dir  # pyright: ignore
     jax.config.update("jax_compilation_cache_dir", None)
-    jax.experimental.compilation_cache.compilation_cache.reset_cache()
+    compilation_cache.reset_cache()
     found = {}
     for name, make in (
         ("plain", quell.monte_carlo),
@@ -79,7 +80,7 @@ def _cold_starts(problem: Problem, batch: int) -> dict:
         jax.clear_caches()
         found[name] = racer(problem, make(), "Adam", batch).cold
     jax.config.update("jax_compilation_cache_dir", directory)
-    jax.experimental.compilation_cache.compilation_cache.reset_cache()
+    compilation_cache.reset_cache()
     return found
 
 
