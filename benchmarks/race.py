@@ -1,9 +1,10 @@
 """The race: who has the answer first, by the clock, each at its own best.
 
-Four phases for each problem, each a set of jobs that leaves one file per contestant and is skipped
-if the file is there: `tune` searches batch size, rate and schedule in steps; `time` runs the chosen
-settings as `quell.fit` would, with a clock; `gaps` replays these runs and evaluates the bound in
-float64; `page` gathers the results in docs/race. Only `time` needs a quiet machine.
+Three phases for each contestant on each problem; each leaves a file, and is skipped if that file is
+there: `tune` searches batch size, rate and schedule; `time` runs the chosen settings as
+`quell.fit` would, with a clock; `gaps` replays these runs and evaluates the bound in float64. Then
+the results of the problem are gathered in docs/race. Only `time` needs a quiet machine, and the
+times of steps by which `tune` compares batch sizes.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import jax
 from _race import jobs
 from _race.problems import PROBLEMS
 
-PHASES = ("tune", "time", "gaps", "page")
+PHASES = ("tune", "time", "gaps")
 
 
 def main() -> None:
@@ -44,20 +45,20 @@ def main() -> None:
         contestants=tuple(options.contestants or ()),
     )
     for name in options.only:
-        for phase in options.phases:
-            for path, job in jobs.jobs(name, phase, plan):
+        for contestant in jobs.contestants(plan):
+            for phase in options.phases:
+                path = options.out / name / phase / jobs.file_name(contestant)
                 if path.exists() or time.monotonic() > deadline:
                     continue
                 began = time.monotonic()
-                document = job()
+                document = jobs.job(name, contestant, phase, plan)
                 if document is None:
                     continue
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(document) + "\n")
-                print(
-                    f"{time.monotonic() - began:6.1f} s  {path.relative_to(options.out)}",
-                    flush=True,
-                )
+                took = time.monotonic() - began
+                print(f"{took:6.1f} s  {path.relative_to(options.out)}", flush=True)
+        jobs.gather(name, plan)
         jax.clear_caches()
 
 

@@ -146,8 +146,7 @@ def evaluator(problem: Any, found: Any = None) -> Evaluator:
 def _exact(problem, data, found) -> Evaluator:
     value, prior, aligned = problem.bound.value, problem.bound.prior, problem.bound.aligned
     N = problem.objective.num_data
-    rows = np.random.default_rng(1).permutation(N)[: problem.bound.rough_rows]
-    few, scale = jax.tree.map(lambda y: y[rows], data), N / len(rows)
+    order = np.random.default_rng(1).permutation(N)
 
     def full(params, data):
         return _by_chunks(value, params, data) + prior(params)
@@ -155,18 +154,29 @@ def _exact(problem, data, found) -> Evaluator:
     if found is None:
         found = _optimum(full, problem, data)
     best = jax.tree.map(_double, found)
-    slope = jax.jit(jax.grad(lambda p: scale * value(p, few) + prior(p)))(best)
-    least = jax.jit(lambda p: scale * value(p, few) + prior(p))(best)
 
-    def rough(params, few):
-        params = aligned(params, best)
-        moved = sum(
-            jax.tree.leaves(jax.tree.map(lambda g, p, b: (g * (p - b)).sum(), slope, params, best))
-        )
-        return scale * value(params, few) + prior(params) - least - moved
+    def gap(some):
+        """The gap from some rows, without its linear part at the optimum."""
+        few, scale = jax.tree.map(lambda y: y[order[:some]], data), N / min(N, some)
+
+        def share(p, few):
+            return scale * _by_chunks(value, p, few) + prior(p)
+
+        least, slope = jax.jit(jax.value_and_grad(share))(best, few)
+
+        def above(params, few):
+            params = aligned(params, best)
+            moved = jax.tree.map(lambda g, p, b: (g * (p - b)).sum(), slope, params, best)
+            return share(params, few) - least - sum(jax.tree.leaves(moved))
+
+        return _mapped(above, few)
 
     optimum = float(jax.jit(full)(best, data))
-    return Evaluator(_mapped(full, data), _mapped(rough, few), optimum, found)
+    judge = _mapped(full, data)
+    if problem.judged < N:
+        nearly = gap(problem.judged)
+        judge = lambda stacked: optimum + nearly(stacked)  # noqa: E731
+    return Evaluator(judge, gap(problem.bound.rough_rows), optimum, found)
 
 
 def _optimum(full, problem, data):
@@ -196,9 +206,9 @@ def _optimum(full, problem, data):
     if N > 20_000 or "scale" in params:
         step = jax.jit(jax.value_and_grad(full))
         if params["scale"].shape != params["mean"].shape:  # natural steps are nearly Newton's
-            optimizer = quell.natural_gradient(None, rate=1.0, bound=3.0)
+            optimizer = quell.natural_gradient(None, rate=1.0, bound=100.0)
             state = optimizer.init(params)
-            for _ in range(10):
+            for _ in range(6):
                 updates, state = optimizer.update(step(params, data)[1], state, params)
                 params = optax.apply_updates(params, updates)
         else:

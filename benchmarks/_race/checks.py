@@ -4,11 +4,13 @@
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 from jax.flatten_util import ravel_pytree
 
 import quell
@@ -27,13 +29,11 @@ LIMIT_STEPS = (1000, 10_000)
 LIMIT_PEAKS = {"Adam": (0.001, 0.003, 0.01, 0.03, 0.1), "natural": (0.03, 0.1, 0.3, 1.0, 3.0)}
 
 
-def prices(problem: Problem, batches: tuple[int, ...], cold: bool) -> dict:
+def prices(ready: Callable, problem: Problem, batches: tuple[int, ...], cold: bool) -> dict:
     """The closed form's step against that of pairs, and the share of its refreshes."""
     step = {}
     for batch in batches:
-        both = [
-            racer(problem, make(), "Adam", batch) for make in (quell.closed_form, quell.antithetic)
-        ]
+        both = [ready(name, "Adam", batch) for name in ("closed form", "pairs")]
         times = np.array([[_stretch(one) for one in both] for _ in range(ROUNDS)])
         step[str(batch)] = {
             "closed form": float(np.median(times[:, 0])),
@@ -41,11 +41,11 @@ def prices(problem: Problem, batches: tuple[int, ...], cold: bool) -> dict:
             "ratio": float(np.median(times[:, 0] / times[:, 1])),
         }
     batch = batches[-1]
-    ours = racer(problem, quell.closed_form(), "Adam", batch)
-    shares = {}
+    ours = ready("closed form", "Adam", batch)
+    shares, seeds = {}, 3 if problem.objective.num_data < 10**5 else 1
     for epochs in (1, 10):
         num_steps = max(10, epochs * problem.objective.num_data // batch)
-        runs = [timed(ours, Setting(batch, ADAM, False), num_steps, seed) for seed in range(3)]
+        runs = [timed(ours, Setting(batch, ADAM, False), num_steps, seed) for seed in range(seeds)]
         shares[str(epochs)] = float(
             np.median([sum(s for _, s in run.refreshes) / run.seconds[-1] for run in runs])
         )
@@ -70,7 +70,7 @@ def _cold_starts(problem: Problem, batch: int) -> dict:
     """Seconds from nothing to the end of the first step, compilation included."""
     directory = jax.config.jax_compilation_cache_dir  # pyright: ignore
     jax.config.update("jax_compilation_cache_dir", None)
-    jax.experimental.compilation_cache.compilation_cache.reset_cache()
+    compilation_cache.reset_cache()
     found = {}
     for name, make in (
         ("plain", quell.monte_carlo),
@@ -80,13 +80,13 @@ def _cold_starts(problem: Problem, batch: int) -> dict:
         jax.clear_caches()
         found[name] = racer(problem, make(), "Adam", batch).cold
     jax.config.update("jax_compilation_cache_dir", directory)
-    jax.experimental.compilation_cache.compilation_cache.reset_cache()
+    compilation_cache.reset_cache()
     return found
 
 
-def noise_left(problem: Problem, config: dict, kind: str, samples: int = 128) -> dict:
+def noise_left(ours: Racer, config: dict, samples: int = 128) -> dict:
     """The trace of the closed form's covariance over that of pairs, at every tenth of a run."""
-    ours = racer(problem, quell.closed_form(), kind, config["batch"])
+    problem = ours.problem
     setting = Setting(config["batch"], config["peak"], config["cosine"])
     N, objective, data = problem.objective.num_data, problem.objective, problem.data
     pairs = quell.antithetic().start(jax.random.key(0), objective, problem.init, data)
@@ -117,7 +117,7 @@ def noise_left(problem: Problem, config: dict, kind: str, samples: int = 128) ->
         ours, setting, num_steps, 0, at=[round(num_steps * i / 10) for i in range(1, 11)], look=look
     )
     settings = {k: config[k] for k in ("batch", "peak", "cosine", "num_steps")}
-    return settings | {"optimiser": kind, "tenths": ratios}
+    return settings | {"tenths": ratios}
 
 
 def limit(problem: Problem, judge: Evaluator, batch: int, estimators: dict[str, Any]) -> dict:

@@ -87,16 +87,16 @@ def with_setting(state: Tuned, setting: Setting, num_steps: int) -> Tuned:
 PEAKS = {"Adam": (0.01, 0.03, 0.1), "natural": (0.3, 1.0, 3.0)}
 
 ESTIMATORS: dict[str, Any] = {
-    "plain": quell.monte_carlo,
+    "closed form": quell.closed_form,
     "pairs": quell.antithetic,
+    "plain": quell.monte_carlo,
     "8 draws": lambda: quell.antithetic(8),
     "SVRG": lambda: quell.svrg(quell.antithetic(), held=quell.antithetic()),
     "network": lambda: quell.controlled(quell.recognition_network()),
-    "closed form": quell.closed_form,
 }
 EXPERTS = ("L-BFGS, exact bound", "L-BFGS, 8 draws", "L-BFGS, 32 draws", "NumPyro")
 
 
 def names() -> list[str]:
-    """All contestants but the experts: an estimator and an optimiser."""
-    return [f"{name}, {kind}" for kind in PEAKS for name in ESTIMATORS]
+    """All contestants but the experts: an estimator and an optimiser, the telling ones first."""
+    return [f"{name}, {kind}" for name in ESTIMATORS for kind in reversed(PEAKS)]

@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from _race import bounds
 from _race.contestants import Setting, tuned, with_setting
 from _race.problems import Problem
+from _race.runs import MARKS
 from quell.gaussian import packed
 from quell.training.loop import run_keys
 
@@ -76,7 +77,7 @@ def lbfgs(problem: Problem, draws: int | None, seconds: float, seed: int) -> Pat
             method="L-BFGS-B", callback=keep,
             options={"maxiter": 10_000, "maxfun": 20_000, "ftol": 1e-13, "gtol": 1e-9},
         )  # fmt: skip
-        some = np.unique(np.geomspace(1, len(kept), 60).round().astype(int)) - 1
+        some = np.unique(np.geomspace(1, len(kept), 40).round().astype(int)) - 1
         params = jax.vmap(unravel)(jnp.asarray(np.stack([kept[i] for i in some])))
         params = jax.tree.map(np.asarray, params)
     return Path([times[i] for i in some], params, cold, some.tolist())
@@ -159,7 +160,7 @@ def _first_scale(problem: Problem) -> float:
 def numpyro_path(svi: Svi, peak: float, num_steps: int, seed: int, timed: bool) -> Path:
     """A run: its times at the end alone if it is timed, else its params on the way."""
     state = jax.block_until_ready(svi.init(jax.random.key(seed), peak, num_steps))
-    steps = np.unique(np.geomspace(max(1, num_steps / 300), num_steps, 24).round().astype(int))
+    steps = np.unique(np.geomspace(max(1, num_steps / 300), num_steps, MARKS).round().astype(int))
     if timed:
         began = time.perf_counter()
         state = jax.block_until_ready(svi.advance(state, num_steps))

@@ -1,7 +1,7 @@
 """The jobs of the race: for each problem and phase one file per contestant."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,15 +10,16 @@ import jax
 import numpy as np
 
 import quell
-from _race import checks, experts
+from _race import checks, experts, page
 from _race.bounds import Evaluator, evaluator
-from _race.contestants import ESTIMATORS, EXPERTS, Setting, names
+from _race.contestants import ESTIMATORS, EXPERTS, PEAKS, Setting, names
 from _race.problems import PROBLEMS, Problem
-from _race.runs import Run, racer, replayed, seconds_at, timed
+from _race.runs import Racer, Run, racer, replayed, seconds_at, timed
 from _race.tuning import picks, tune
 from quell._tree import number_of_parameters
 from quell.training.loop import run_keys
 
+_TERMS = 10**7  # draws × rows of L-BFGS: beyond, an evaluation takes longer than the others' run
 UNTUNED = {"batch": 100, "peak": 0.01, "cosine": False, "use": "last"}
 _COEFFICIENTS = 2**23  # of the network: beyond, a step takes longer than the others' run
 
@@ -33,37 +34,40 @@ class Plan(NamedTuple):
     contestants: tuple[str, ...]
 
 
-def jobs(name: str, phase: str, plan: Plan) -> Iterator[tuple[Path, Callable[[], Any]]]:
-    """The file and the work of each job."""
-    folder = plan.out / name
-    if phase == "page":
-        from _race import page
+def contestants(plan: Plan) -> list[str]:
+    """All contestants that take part, experts and checks included."""
+    first = [*names()[:6], EXPERTS[0], "prices", "noise"]  # the telling ones
+    every = [*first, *(who for who in [*names(), *EXPERTS, *CHECKS] if who not in first)]
+    return [who for who in every if not plan.contestants or who in plan.contestants]
 
+
+def job(name: str, contestant: str, phase: str, plan: Plan) -> Any:
+    """The document of one job, or None if there is nothing to do."""
+    if contestant in CHECKS:
+        return CHECKS[contestant](name, phase, plan)
+    return (_expert if contestant in EXPERTS else _own)(name, contestant, phase, plan)
+
+
+def gather(name: str, plan: Plan) -> None:
+    """The finished jobs of a problem as JSON and figure; forgets what was compiled for it."""
+    if (plan.out / name).exists():
         page.gather(name, _problem(name), _evaluator(name, plan).optimum, plan.out, plan.docs)
-        return
-    for contestant in [*names(), *EXPERTS, *CHECKS]:
-        if plan.contestants and not any(part in contestant for part in plan.contestants):
-            continue
-        if contestant in CHECKS:
-            yield (
-                folder / phase / f"{contestant}.json",
-                partial(CHECKS[contestant], name, phase, plan),
-            )
-            continue
-        path = folder / phase / _file(contestant, "json")
-        kind = _expert if contestant in EXPERTS else _own
-        yield path, partial(kind, name, contestant, phase, plan)
+    for kept in (_racer, _evaluator, _problem):
+        kept.cache_clear()
 
 
 def _own(name: str, contestant: str, phase: str, plan: Plan) -> Any:
     """A job of an estimator under an optimiser."""
     problem, (estimator, kind) = _problem(name), contestant.split(", ")
-    if not _bearable(problem, estimator):
+    ready = partial(_racer, name, estimator, kind)
+    if estimator in problem.without or not _bearable(problem, estimator):
         return None
-    made, seconds = ESTIMATORS[estimator](), problem.seconds * plan.pace
+    seconds = problem.seconds * plan.pace
     if phase == "tune":
-        seeds = 2 if problem.seconds <= 2 else 1
-        return tune(problem, made, kind, _evaluator(name, plan), seconds, seeds)
+        # Neither SVRG nor the network has anything to gain from all the data in a step.
+        less = estimator in ("SVRG", "network")
+        sizes = problem.sizes[:-1] if less else problem.sizes
+        return tune(ready, sizes, PEAKS[kind], _evaluator(name, plan), seconds)
     if phase == "time":
         found = _read(name, "tune", contestant, plan)
         if found is None or not found["runs"]:
@@ -71,24 +75,24 @@ def _own(name: str, contestant: str, phase: str, plan: Plan) -> Any:
         chosen = picks(found, ranking_targets(name, plan))
         if kind == "Adam":
             chosen.append(_untuned(problem, found, seconds))
-        return _timed(problem, made, kind, chosen, plan.seeds)
+        return _timed(ready, chosen, plan.seeds)
     found = _read(name, "time", contestant, plan)
-    return None if found is None else _gaps(problem, made, kind, found, _evaluator(name, plan))
+    return None if found is None else _gaps(ready, found, _evaluator(name, plan))
 
 
 def _untuned(problem: Problem, found: dict, seconds: float) -> dict:
-    """Constant Adam at 1e-2 and batches of 100, for the problem's time."""
+    """Constant Adam at 1e-2 and batches of 100, for a third of the problem's time."""
     batch = min(UNTUNED["batch"], problem.objective.num_data)
     near = min(found["per_step"], key=lambda size: abs(np.log(int(size) / batch)))
-    num_steps = max(10, int(seconds / found["per_step"][near]))
+    num_steps = max(10, int(seconds / 3 / found["per_step"][near]))
     return UNTUNED | {"batch": batch, "num_steps": num_steps, "untuned": True}
 
 
-def _timed(problem: Problem, made, kind: str, chosen: list[dict], seeds: int) -> dict:
+def _timed(ready: Callable[[int], Racer], chosen: list[dict], seeds: int) -> dict:
     racers, timings = {}, []
     for config in chosen:
         batch = config["batch"]
-        racers[batch] = racers.get(batch) or racer(problem, made, kind, batch)
+        racers[batch] = ready(batch)
         setting = Setting(batch, config["peak"], config["cosine"])
         runs = [timed(racers[batch], setting, config["num_steps"], seed) for seed in range(seeds)]
         timings.append(config | {"runs": [run._asdict() for run in runs]})
@@ -100,16 +104,15 @@ def _timed(problem: Problem, made, kind: str, chosen: list[dict], seeds: int) ->
     }
 
 
-def _gaps(problem: Problem, made, kind: str, found: dict, judge: Evaluator) -> dict:
-    racers, results = {}, []
+def _gaps(ready: Callable[[int], Racer], found: dict, judge: Evaluator) -> dict:
+    results = []
     for config in found["timings"]:
         batch = config["batch"]
-        racers[batch] = racers.get(batch) or racer(problem, made, kind, batch)
         setting = Setting(batch, config["peak"], config["cosine"])
         values, seconds, steps, same = [], [], [], []
         for seed, run in enumerate(config["runs"]):
             steps, _, last, average, check = replayed(
-                racers[batch], setting, config["num_steps"], seed
+                ready(batch), setting, config["num_steps"], seed
             )
             chosen = average if config["use"] == "average" else last
             values.append(judge.full(chosen)[: len(steps)].tolist())
@@ -128,16 +131,19 @@ def _refresh_share(run: dict) -> float:
 
 def _expert(name: str, contestant: str, phase: str, plan: Plan) -> Any:
     """A job of an expert: paths are kept beside the times, and evaluated later."""
-    problem, seconds = _problem(name), 1.5 * _problem(name).seconds * plan.pace
-    store = plan.out / name / "time" / _file(contestant, "npz")
+    problem, seconds = _problem(name), _problem(name).seconds * plan.pace
+    store = plan.out / name / "time" / file_name(contestant, "npz")
     if contestant == "NumPyro":
         return _numpyro(name, phase, plan, problem, store)
     if phase == "tune":
         return None
     draws = None if "exact" in contestant else int(contestant.split()[1])
+    if draws and draws * problem.objective.num_data > _TERMS:
+        return None
     if phase == "time":
         seeds = 1 if draws is None else plan.seeds  # without draws every run is the same
-        paths = [experts.lbfgs(problem, draws, seconds, seed) for seed in range(seeds)]
+        most = 5 * seconds if draws is None else seconds
+        paths = [experts.lbfgs(problem, draws, most, seed) for seed in range(seeds)]
         if paths[0] is None:
             return None
         _save(store, paths)
@@ -195,9 +201,10 @@ def _prices(name: str, phase: str, plan: Plan) -> Any:
     problem = _problem(name)
     if phase != "time":
         return None
-    sizes = [size for size in (30, 100) if size not in problem.sizes and name == "magic"]
-    batches = (*sizes, *[size for size in problem.sizes[:-1] if size in (10, 30, 100, 300)])
-    return checks.prices(problem, batches, cold=name in ("titanic", "magic", "airfoil"))
+    batches = tuple(size for size in problem.sizes if size in (10, 30, 100, 300))
+    return checks.prices(
+        partial(_racer, name), problem, batches, cold=name in ("titanic", "magic", "airfoil")
+    )
 
 
 def _noise_left(name: str, phase: str, plan: Plan) -> Any:
@@ -208,7 +215,8 @@ def _noise_left(name: str, phase: str, plan: Plan) -> Any:
         tuned = _read(name, "tune", f"closed form, {kind}", plan)
         if tuned is not None:
             config = picks(tuned, ranking_targets(name, plan)[1:2])[0]
-            found.append(checks.noise_left(_problem(name), config, kind))
+            left = checks.noise_left(_racer(name, "closed form", kind, config["batch"]), config)
+            found.append({"optimiser": kind} | left)
     return {"noise_left": found} if found else None
 
 
@@ -220,25 +228,17 @@ def _limit(name: str, phase: str, plan: Plan) -> Any:
 
 
 def _advice(name: str, phase: str, plan: Plan) -> Any:
-    """What `recommend` picks for the batch size at which pairs are first under Adam."""
+    """What `recommend` picks, from the start and for the smallest batch size or more."""
     if phase != "time":
         return None
-    problem, tuned = _problem(name), _read(name, "tune", "pairs, Adam", plan)
-    if tuned is None:
-        return None
-    batch = picks(tuned, ranking_targets(name, plan)[1:2])[0]["batch"]
+    problem = _problem(name)
     key = jax.random.key(0)
     params = problem.init(run_keys(key).params)
     found = quell.recommend(
-        key, problem.objective, params, problem.data, batch_size=batch, seconds=5.0
+        key, problem.objective, params, problem.data, batch_size=problem.sizes[0], seconds=10.0
     )
-    return {
-        "asked_batch": batch,
-        "name": found.name,
-        "estimator": found.estimator.name,
-        "batch": found.batch_size,
-        "text": str(found),
-    }
+    named = {"estimator": found.estimator.name, "batch": found.batch_size, "name": found.name}
+    return named | {"smallest": problem.sizes[0], "text": str(found)}
 
 
 CHECKS = {"prices": _prices, "noise": _noise_left, "limit": _limit, "advice": _advice}
@@ -281,13 +281,19 @@ def _bearable(problem: Problem, estimator: str) -> bool:
     return problem.objective.noise.size * 129 * P <= _COEFFICIENTS
 
 
-def _file(contestant: str, kind: str) -> str:
+def file_name(contestant: str, kind: str = "json") -> str:
+    """The name of a contestant's files."""
     return f"{contestant.replace(', ', '--').replace(' ', '_')}.{kind}"
 
 
 def _read(name: str, phase: str, contestant: str, plan: Plan) -> Any:
-    path = plan.out / name / phase / _file(contestant, "json")
+    path = plan.out / name / phase / file_name(contestant)
     return json.loads(path.read_text()) if path.exists() else None
+
+
+@cache
+def _racer(name: str, estimator: str, kind: str, batch: int) -> Racer:
+    return racer(_problem(name), ESTIMATORS[estimator](), kind, batch)
 
 
 @cache
@@ -299,10 +305,7 @@ def _problem(name: str) -> Problem:
 def _evaluator(name: str, plan: Plan) -> Evaluator:
     """The evaluator, whose optimum is kept on disk."""
     store = plan.out / name / "optimum.npz"
-    found, treedef = (
-        None,
-        jax.tree.structure(_problem(name).init(run_keys(jax.random.key(0)).params)),
-    )
+    found, treedef = None, jax.tree.structure(_problem(name).init(jax.random.key(0)))
     if store.exists():
         arrays = np.load(store)
         found = treedef.unflatten([arrays[str(i)] for i in range(treedef.num_leaves)])

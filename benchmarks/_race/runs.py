@@ -20,7 +20,7 @@ from quell.training.batches import Batches, reshuffle
 from quell.training.fit import _chunk_length
 from quell.training.loop import Carried, Loop, compiled_loop, run_keys, start_key
 
-MARKS = 24  # params kept along a run
+MARKS = 20  # params kept along a run
 STRETCH = 0.03  # seconds of steps that are timed at once
 
 

@@ -7,62 +7,67 @@ they are and averaged. At the edge of the grid the next rate beyond is tried as 
 all runs: each target picks its own.
 """
 
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from _race.bounds import Evaluator
-from _race.contestants import PEAKS, Setting
-from _race.problems import Problem
-from _race.runs import Racer, racer, replayed
+from _race.contestants import Setting
+from _race.runs import Racer, replayed
 
 STAGES = (1 / 81, 1 / 27, 1 / 9, 1 / 3, 1.0)
 SURVIVORS = (5, 3, 2, 1)  # of each stage but the last
 STAYING = (1 / 9, 1 / 3)  # stages with rates that stay
 LEAST_STEPS = 10
+SEEDS = 1
 
 
 def tune(
-    problem: Problem, estimator: Any, kind: str, evaluator: Evaluator, seconds: float, seeds: int
+    ready: Callable[[int], Racer],
+    sizes: Sequence[int],
+    peaks: Sequence[float],
+    evaluator: Evaluator,
+    seconds: float,
 ) -> dict:
     """Every run of the search: settings, steps, the ranking value on the way, times per step."""
     racers: dict[int, Racer] = {}
     runs: list[dict] = []
 
-    def one(setting: Setting, share: float) -> None:
+    def one(setting: Setting, share: float) -> bool:
+        """A run, unless it would be too short."""
         num_steps = int(share * seconds / racers[setting.batch].per_step)
-        key = {**setting._asdict(), "num_steps": num_steps}
-        if num_steps < LEAST_STEPS or any(key.items() <= run.items() for run in runs):
-            return
+        if num_steps < LEAST_STEPS:
+            return False
         last, average, steps, refreshes = [], [], [], []
-        for seed in range(seeds):
+        for seed in range(SEEDS):
             steps, refreshes, *params, _ = replayed(
                 racers[setting.batch], setting, num_steps, 100 + seed
             )
-            found = [np.nan_to_num(evaluator.rough(p)[: len(steps)], nan=1e30) for p in params]
+            some = params[:1] if setting.cosine else params  # a cosine needs no average
+            found = [np.nan_to_num(evaluator.rough(p)[: len(steps)], nan=1e30) for p in some]
             last.append(np.minimum(found[0], 1e30).tolist())
-            average.append(np.minimum(found[1], 1e30).tolist())
+            average.append(np.minimum(found[-1], 1e30).tolist())
         use = racers[setting.batch]
         took = use.per_step * np.array(steps) + use.per_refresh * np.array(refreshes)
         found = {"seconds": took.tolist(), "last": last, "average": average}
-        runs.append(key | {"share": share, "steps": steps} | found)
+        key = {**setting._asdict(), "num_steps": num_steps, "share": share}
+        runs.append(key | {"steps": steps} | found)
+        return True
 
-    for batch in problem.sizes:
-        racers[batch] = racer(problem, estimator, kind, batch)
+    for batch in sizes:
+        racers[batch] = ready(batch)
         if seconds * STAGES[-1] / racers[batch].per_step < LEAST_STEPS:
             del racers[batch]
-    settings = [Setting(batch, peak, True) for batch in racers for peak in PEAKS[kind]]
+    settings = [Setting(batch, peak, True) for batch in racers for peak in peaks]
     for share, most in zip(STAGES, (*SURVIVORS, 1)):
         if share in STAYING:
             settings += [Setting(s.batch, s.peak / 3, False) for s in settings[:2] if s.cosine]
-        for setting in settings:
-            one(setting, share)
+        waiting = [setting for setting in settings if not one(setting, share)]
         ranked = sorted((run for run in runs if run["share"] == share and run["cosine"]), key=_end)
-        if not ranked:  # too short for any step
-            continue
         settings = [Setting(run["batch"], run["peak"], True) for run in ranked[:most]]
-        if most > 1:
+        if most > 1 and ranked:
             settings += _beyond(settings[0], [Setting(r["batch"], r["peak"], True) for r in ranked])
+        settings += [setting for setting in waiting if setting.cosine]  # their turn comes later
     return {
         "per_step": {str(batch): r.per_step for batch, r in racers.items()},
         "per_refresh": {str(batch): r.per_refresh for batch, r in racers.items()},
@@ -74,7 +79,7 @@ def tune(
 def picks(found: dict, targets: list[float]) -> list[dict]:
     """For each target (a ranking value) the run that is there first, by steps × time of a step.
 
-    A target that no run reaches is given the run that ends lowest.
+    If no target is reached, it is the run that ends lowest.
     """
     chosen = []
     for target in targets:
@@ -88,13 +93,13 @@ def picks(found: dict, targets: list[float]) -> list[dict]:
                 seconds = run["seconds"][there[0]]
                 if seconds < least:
                     best, least = _described(run, use), seconds
-        if best is None:
-            uses = [(run, use) for run in found["runs"] for use in ("last", "average")]
-            uses = [(run, use) for run, use in uses if use == "last" or not run["cosine"]]
-            if uses:
-                best = _described(*min(uses, key=lambda pair: np.median(pair[0][pair[1]], 0)[-1]))
         if best is not None and best not in chosen:
             chosen.append(best)
+    if not chosen:
+        uses = [(run, use) for run in found["runs"] for use in ("last", "average")]
+        uses = [(run, use) for run, use in uses if use == "last" or not run["cosine"]]
+        ends = [np.median(run[use], 0)[-1] for run, use in uses]
+        chosen = [_described(*uses[int(np.argmin(ends))])]
     return chosen
 
 
