@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
 TESTS = HERE.parent / "tests"
 sys.path.insert(0, str(TESTS))
 STORE = HERE / "faults.json"
+_AT_ONCE = 4  # kills of a case, before the next has its turn
 
 PAGE = """# Faults, injected
 
@@ -67,21 +68,33 @@ checkpoint.
 """
 
 
-def kills(most: int, seed: int) -> dict:
-    """Chains of killed runs: fits with every estimator, and `quell reproduce`."""
+def kills(most: int, full: int, minutes: float, seed: int) -> dict:
+    """Chains of killed runs, case by case and round by round: fits, and `quell reproduce`."""
     import killing
 
-    cases, rows = [*killing.fits(), *killing.commands()], {}
-    each = -(-most // len(killing.fits()))
-    for case in cases:
-        with tempfile.TemporaryDirectory() as place:
-            found = killing.chain(case, Path(place), each, random.Random(f"{seed} {case.name}"))
-        rows[case.name] = found._asdict()
+    chance, began = random.Random(seed), time.monotonic()
+    cases = [*killing.fits(), *killing.commands()]
+    wanted = {case.name: -(-most // len(killing.fits())) for case in cases}
+    total = {name: killing.Chain(0, 0, 0, 0) for name in wanted}
+    with tempfile.TemporaryDirectory() as place:
+        here = {case.name: Path(place) / case.name.replace(" ", "-") for case in cases}
+        disk = disks(full, seed)
+        alone = {c.name: killing.undisturbed(c, here[c.name] / "undisturbed") for c in cases}
+        while time.monotonic() - began < 60 * minutes:
+            left = [case for case in cases if total[case.name].kills < wanted[case.name]]
+            if not left:
+                break
+            for case in left:
+                most = min(_AT_ONCE, wanted[case.name] - total[case.name].kills)
+                found = killing.chain(case, here[case.name], alone[case.name], most, chance)
+                sums = zip(total[case.name], found, strict=True)
+                total[case.name] = killing.Chain(*(a + b for a, b in sums))
     settings = (
         f"The fits take {killing.NUM_STEPS:,} steps with a checkpoint every {killing.EVERY}; "
         "`quell reproduce` is run with `--quick` and a plan as small as it goes."
     )
-    return {"rows": rows, "settings": settings, "machine": machine(), "disk": disks(20, seed)}
+    rows = {name: chain._asdict() for name, chain in total.items()}
+    return {"rows": rows, "settings": settings, "machine": machine(), "disk": disk}
 
 
 def disks(trials: int, seed: int) -> dict:
@@ -217,12 +230,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=["kills", "properties", "soak", "page"])
     parser.add_argument("--kills", type=int, default=100, help="kills of fits (default: 100)")
+    parser.add_argument("--disks", type=int, default=20, help="that are full (default: 20)")
     parser.add_argument("--examples", type=int, default=1000, help="cases of each property")
-    parser.add_argument("--minutes", type=float, default=60.0, help="of the soak (default: 60)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="at most (default: 60)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if args.part == "kills":
-        found = kills(args.kills, args.seed)
+        found = kills(args.kills, args.disks, args.minutes, args.seed)
     elif args.part == "properties":
         found = properties(args.examples)
     elif args.part == "soak":
