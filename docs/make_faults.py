@@ -68,7 +68,7 @@ checkpoint.
 """
 
 
-def kills(most: int, full: int, minutes: float, seed: int) -> dict:
+def kills(most: int, full: int, minutes: float, seed: int) -> None:
     """Chains of killed runs, case by case and round by round: fits, and `quell reproduce`."""
     import killing
 
@@ -85,10 +85,16 @@ def kills(most: int, full: int, minutes: float, seed: int) -> dict:
             if not left:
                 break
             for case in left:
-                most = min(_AT_ONCE, wanted[case.name] - total[case.name].kills)
-                found = killing.chain(case, here[case.name], alone[case.name], most, chance)
+                rest = min(_AT_ONCE, wanted[case.name] - total[case.name].kills)
+                found = killing.chain(case, here[case.name], alone[case.name], rest, chance)
                 sums = zip(total[case.name], found, strict=True)
                 total[case.name] = killing.Chain(*(a + b for a, b in sums))
+                keep("kills", _killed(total, disk))
+
+
+def _killed(total: dict, disk: dict) -> dict:
+    import killing
+
     settings = (
         f"The fits take {killing.NUM_STEPS:,} steps with a checkpoint every {killing.EVERY}; "
         "`quell reproduce` is run with `--quick` and a plan as small as it goes."
@@ -147,7 +153,7 @@ def _waited(killing, run, here: Path) -> None:
         raise RuntimeError((here / "log").read_text())
 
 
-def properties(examples: int) -> dict:
+def properties(examples: int) -> None:
     """The properties of `tests/test_properties.py`, with many cases each."""
     environment = {**os.environ, "QUELL_EXAMPLES": str(examples)}
     command = [sys.executable, "-m", "pytest", str(TESTS / "test_properties.py"), "-q"]
@@ -170,7 +176,7 @@ def properties(examples: int) -> dict:
                 passing = int(line.partition(" passing examples")[0].split()[-1])
                 cases[name] = cases.get(name, 0) + passing
         print(done.stdout[-1500:], cases, flush=True)
-    return {"cases": cases, "failed": failed, "machine": machine()}
+        keep("properties", {"cases": cases, "failed": failed, "machine": machine()})
 
 
 def machine() -> str:
@@ -236,7 +242,7 @@ def _soak_text(part: dict) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["kills", "properties", "soak", "page"])
+    parser.add_argument("part", choices=["kills", "properties", "soak"])
     parser.add_argument("--kills", type=int, default=100, help="kills of fits (default: 100)")
     parser.add_argument("--disks", type=int, default=20, help="that are full (default: 20)")
     parser.add_argument("--examples", type=int, default=2000, help="cases of each property")
@@ -244,17 +250,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if args.part == "kills":
-        found = kills(args.kills, args.disks, args.minutes, args.seed)
+        kills(args.kills, args.disks, args.minutes, args.seed)
     elif args.part == "properties":
-        found = properties(args.examples)
-    elif args.part == "soak":
+        properties(args.examples)
+    else:
         from soaking import soak
 
-        found = soak(args.minutes) | {"machine": machine()}
-    else:
-        found = None
+        keep("soak", soak(args.minutes) | {"machine": machine()})
+
+
+def keep(part: str, found: dict) -> None:
+    """Store the figures of a part, and write the page once there are figures of all."""
     parts = json.loads(STORE.read_text()) if STORE.exists() else {}
-    parts |= {} if found is None else {args.part: found}
+    parts[part] = found
     STORE.write_text(json.dumps(parts, indent=1) + "\n")
     if {"kills", "properties", "soak"} <= parts.keys():
         (HERE / "faults.md").write_text(page(parts))
