@@ -44,8 +44,9 @@ that of a run that nobody disturbed. {kills[settings]}
 
 `make faults`
 
-A checkpointed fit on a file system that is full for a while, at a random number of bytes left
-(this part needs root, to mount one). It must say so, end with the right result, and keep a checkpoint from which a second call goes on.
+A checkpointed fit on a file system that is full for a while, with a random number of bytes left
+(this part needs root, to mount one). It must say so, end with the right result, and keep a
+checkpoint from which a second call goes on.
 
 {disk}
 
