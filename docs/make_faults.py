@@ -21,24 +21,25 @@ sys.path.insert(0, str(TESTS))
 STORE = HERE / "faults.json"
 _AT_ONCE = 4  # kills of a case, before the next has its turn
 
-PAGE = """# Faults, injected
+HEAD = """# Faults, injected
 
 What was done to runs on purpose, how often, and what became of them. Each part comes from the
-command that it names, which writes its figures here; the seeds are fixed, the moments are those of
-the machine.
-
+command that it names, which writes its figures here. The choices come from fixed seeds, the moments
+from the machine.
+"""
+KILLED = """
 ## Killed
 
-`make faults` · {kills[machine]}
+`make faults` · {machine}
 
 A run is killed by `kill -9` at random moments, begun again by the same call, killed again, until it
 ends. Three quarters of the kills come soon after a file has been written, the others at any moment
 from the start on. The result (parameters, states and the whole history) must be, bit for bit,
-that of a run that nobody disturbed. {kills[settings]}
+that of a run that nobody disturbed. {settings}
 
 | run | kills | of them in the middle of a save | runs completed | results that differ |
 | --- | --: | --: | --: | --: |
-{kill_rows}
+{table}
 
 ## Full disks
 
@@ -48,24 +49,26 @@ A checkpointed fit on a file system that is full for a while, with a random numb
 (this part needs root, to mount one). It must say so, end with the right result, and keep a
 checkpoint from which a second call goes on.
 
-{disk}
+{full}
 
 The tests add what needs no luck (`tests/test_fit_faults.py`): a flipped byte or a missing end in
 each file of a checkpoint, a missing file, all checkpoints damaged, writes and `fsync` that fail, a
 directory removed or taken by another process under way, two runs in one directory, half of a
 checkpoint.
-
+"""
+DRAWN = """
 ## Cases drawn
 
-`make properties` · {properties[machine]}
+`make properties` · {machine}
 
-{property_text}
+{text}
+"""
+SOAKED = """
+## Fits without end
 
-## An hour of fits
+`make soak` · {machine}
 
-`make soak` · {soak[machine]}
-
-{soak_text}
+{text}
 """
 
 
@@ -193,24 +196,25 @@ def machine() -> str:
 
 
 def page(parts: dict) -> str:
-    """docs/faults.md from docs/faults.json."""
-    killed, cases, soak = parts["kills"], parts["properties"], parts["soak"]
-    rows = [
-        f"| {name} | {row['kills']} | {row['in_a_save']} | {row['completed']} | {row['lost']} |"
-        for name, row in [*killed["rows"].items(), ("**all**", _sums(killed["rows"].values()))]
-    ]
-    disk = killed["disk"]
-    return PAGE.format(
-        kills=killed,
-        kill_rows="\n".join(rows),
-        disk=f"{disk['trials']} runs: {disk['warned']} said that a checkpoint could not be "
-        f"written, {disk['right']} ended with the right result, {disk['resumed']} went on from "
-        "their last good checkpoint to the right result.",
-        properties=cases,
-        property_text=_property_text(cases),
-        soak=soak,
-        soak_text=_soak_text(soak),
-    )
+    """docs/faults.md from docs/faults.json; a part that was not run is left out."""
+    text = HEAD
+    if killed := parts.get("kills"):
+        rows = [
+            f"| {name} | {row['kills']} | {row['in_a_save']} | {row['completed']} | {row['lost']} |"
+            for name, row in [*killed["rows"].items(), ("all", _sums(killed["rows"].values()))]
+        ]
+        disk = killed["disk"]
+        full = (
+            f"{disk['trials']} runs: {disk['warned']} said that a checkpoint could not be "
+            f"written, {disk['right']} ended with the right result, {disk['resumed']} went on from "
+            "their last good checkpoint to the right result."
+        )
+        text += KILLED.format(**killed, table="\n".join(rows), full=full)
+    if cases := parts.get("properties"):
+        text += DRAWN.format(**cases, text=_property_text(cases))
+    if soak := parts.get("soak"):
+        text += SOAKED.format(**soak, text=_soak_text(soak))
+    return text
 
 
 def _sums(rows) -> dict:
@@ -264,12 +268,11 @@ def main() -> None:
 
 
 def keep(part: str, found: dict) -> None:
-    """Store the figures of a part, and write the page once there are figures of all."""
+    """Store the figures of a part, and write the page anew."""
     parts = json.loads(STORE.read_text()) if STORE.exists() else {}
     parts[part] = found
     STORE.write_text(json.dumps(parts, indent=1) + "\n")
-    if {"kills", "properties", "soak"} <= parts.keys():
-        (HERE / "faults.md").write_text(page(parts))
+    (HERE / "faults.md").write_text(page(parts))
 
 
 if __name__ == "__main__":
