@@ -52,7 +52,7 @@ contract: $(VENV)/.test  ## docs/contract.md: every estimator is unbiased in eve
 faults: $(VENV)/.test  ## runs killed at random moments, full disks: docs/faults.md, about half an hour
 	$(BIN)/python docs/make_faults.py kills $(ARGS)
 
-properties: $(VENV)/.test  ## a thousand cases of each property: docs/faults.md, about an hour
+properties: $(VENV)/.test  ## more than 10,000 cases of tests/test_properties.py: docs/faults.md
 	$(BIN)/python docs/make_faults.py properties $(ARGS)
 
 soak: $(VENV)/.test  ## an hour of fits, or ARGS="--minutes 5": docs/faults.md

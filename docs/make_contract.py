@@ -33,13 +33,14 @@ STATES = ("fresh", "learned", "after a jump", "after NaN")
 PAGE = """# The contract: unbiased, exactly
 
 An estimator of quell may be noisy or quiet, but its mean is the full gradient whatever its state.
-`make contract` writes this page: the largest deviation of E[G̃] from ∇L and of the mean value from L,
-relative to the larger of the true one's largest entry and 1. It fails if a deviation exceeds {limit:.0e}.
+`make contract` writes this page: the largest deviation of E[G̃] from ∇L, and of the mean value from
+L, relative to the largest entry of the true one (or 1, if that is larger). It fails if a deviation
+exceeds {limit:.0e}.
 
-The expectations are sums in float64, without random numbers: over all {batches} mini-batches of {size} of
-{num_data} rows, and for each over {order}² = {draws} Gauss–Hermite nodes for the two draws. The problem is
-logistic regression with a Gaussian posterior; its loss is smooth but no polynomial, so the
-quadrature itself is right to about 1e-11.
+The expectations are sums in float64, without random numbers: over all {batches} mini-batches of
+{size} of {num_data} rows, and for each over {order}² = {draws} Gauss–Hermite nodes for two draws.
+The problem is logistic regression with a Gaussian posterior: its loss is smooth but no polynomial,
+so the deviations below are those of the quadrature.
 
 - *fresh*: the first state, before any step; what is refreshed between steps has been.
 - *learned*: after five steps at parameters that wander.
@@ -51,9 +52,8 @@ quadrature itself is right to about 1e-11.
 {rows}
 
 The names are rows of `tests/estimator_table.py`, which holds what each is made of. The tests check
-the same sums for all of them, for antithetic pairs, for shared draws, for repeated rows, for a prior
-that is sampled, and for every wrapper over every other
-(`tests/test_estimators_unbiased.py`).
+the same sums for all of them, for antithetic pairs, shared draws, repeated rows, a prior that is
+sampled, and every wrapper over other estimators (`tests/test_estimators_unbiased.py`).
 """
 
 

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -141,21 +142,31 @@ def forked(run: Callable[[Path], None], directory: Path) -> int:
 
 def undisturbed(case: Case, directory: Path) -> tuple[str, float]:
     """The result of a run that is not killed, and its seconds."""
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / RESULT).unlink(missing_ok=True)
     began = time.monotonic()
     if os.waitpid(forked(case.run, directory), 0)[1]:
         raise RuntimeError(f"{case.name} fails by itself:\n{(directory / 'log').read_text()}")
     return (directory / RESULT).read_text(), time.monotonic() - began
 
 
-def chain(case: Case, directory: Path, most: int, chance: random.Random) -> Chain:
-    """Kill a run at random moments, at most so many times, and let it end."""
-    expected, seconds = undisturbed(case, directory / "undisturbed")
-    kills = in_a_save = lost = place = 0
+def chain(
+    case: Case,
+    directory: Path,
+    undisturbed: tuple[str, float],
+    most: int,
+    chance: random.Random,
+) -> Chain:
+    """Kill runs at random moments, so many times in all, and let each of them end.
+
+    Args:
+      undisturbed: the result of a run that is not killed, and its seconds.
+    """
+    expected, seconds = undisturbed
+    kills = in_a_save = lost = completed = 0
     while kills < most:
-        place += 1
-        here = directory / str(place)
-        here.mkdir()
+        here = Path(tempfile.mkdtemp(dir=directory))
+        completed += 1
         while not (here / RESULT).exists():
             child = forked(case.run, here)
             if kills < most and _killed(child, here, seconds, chance):
@@ -167,7 +178,7 @@ def chain(case: Case, directory: Path, most: int, chance: random.Random) -> Chai
         else:
             lost += (here / RESULT).read_text() != expected
         print(f"{case.name}: {kills} kills, {in_a_save} in a save, {lost} lost", flush=True)
-    return Chain(kills, in_a_save, place, lost)
+    return Chain(kills, in_a_save, completed, lost)
 
 
 def _killed(child: int, directory: Path, seconds: float, chance: random.Random) -> bool:
@@ -188,7 +199,8 @@ def _killed(child: int, directory: Path, seconds: float, chance: random.Random) 
 
 def _files(directory: Path) -> set[str]:
     """The names of what has been saved."""
-    return {path.name for path in directory.glob("*/**/*") if path.name != "lock"}
+    places = (place for place in os.walk(directory) if place[0] != str(directory))
+    return {name for _, inside, files in places for name in (*inside, *files) if name != "lock"}
 
 
 def _alive(child: int) -> bool:

@@ -170,7 +170,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_checkpoints_of_another_run_are_refused(finished, name):
+def test_checkpoints_of_another_run_are_refused(quick, finished, name):
     changed, what = OTHERS[name]
     before = contents(finished)
     hooks = [checkpoint(finished), *changed.get("hooks", [])]

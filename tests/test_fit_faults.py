@@ -8,8 +8,10 @@ import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import jax
+import killing
 import numpy as np
 import pytest
 from test_fit import T, assert_identical, run
@@ -208,3 +210,20 @@ def test_seeds_of_a_damaged_run_go_on_from_the_checkpoint_before(key, tmp_path):
     flipped(tmp_path / str(T) / "arrays.npz", 0.5)
     with pytest.warns(RuntimeWarning, match="step 20 is used"):
         assert_identical(run(keys, hooks=[checkpoint(tmp_path)]), run(keys))
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_lose_nothing(tmp_path):
+    """Two fits and two kills of each; `make faults` does the same a hundred times."""
+    script = Path(killing.__file__).parent
+    code = f"""
+import sys; sys.path.insert(0, {str(script)!r})
+import killing, pathlib, random
+place = pathlib.Path({str(tmp_path)!r})
+for case in killing.fits((1,))[:2]:
+    alone = killing.undisturbed(case, place / case.name / "undisturbed")
+    found = killing.chain(case, place / case.name, alone, 2, random.Random(0))
+    assert (found.kills, found.lost) == (2, 0), found
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
 """Properties that hold for any shapes, pytrees and dtypes.
 
-The short run draws a few cases of each; `make properties` draws a thousand.
+The short run draws a few cases of each; `make properties` draws thousands.
 """
 
 import warnings
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import quell
@@ -25,6 +25,13 @@ from quell.training.checkpoint import in_directory
 from quell.training.identity import _WORDS, differences
 
 pytestmark = pytest.mark.usefixtures("quick")
+
+
+def compiled(test):
+    """A property that compiles or traces for every case, which takes a hundred times as long."""
+    fewer = settings(max_examples=max(3, settings().max_examples // 10))
+    return pytest.mark.compiled(fewer(test))
+
 
 sizes = st.integers(1, 3)
 shapes = st.lists(st.integers(1, 3), max_size=2).map(tuple)
@@ -69,6 +76,7 @@ def test_chosen_leaves_change_and_the_rest_do_not(tree, seed):
         assert np.allclose(new - old, 1.0 if name in picks else 0.0, atol=1e-5)
 
 
+@compiled
 @given(sizes, sizes, sizes, seeds)
 def test_mean_features_are_the_mean_of_the_features(B, D, H, seed):
     w, h = filled([(B, D), (B, H)], seed)
@@ -78,6 +86,7 @@ def test_mean_features_are_the_mean_of_the_features(B, D, H, seed):
     assert np.allclose(mean, outer.mean(0), atol=1e-5)
 
 
+@compiled
 @given(trees, sizes, sizes)
 def test_noise_of_any_shape_is_drawn_standardised_and_seen_by_a_basis(tree, S, B):
     noise = quell.normal(tree)
@@ -90,6 +99,7 @@ def test_noise_of_any_shape_is_drawn_standardised_and_seen_by_a_basis(tree, S, B
     assert np.allclose(w, np.concatenate([flat, flat**2 - 1]), atol=1e-5)
 
 
+@compiled
 @given(trees, shapes, sizes, sizes, st.booleans(), dtypes, seeds)
 def test_a_control_variate_keeps_structure_shapes_and_dtypes(
     params, noise, S, B, shared, dtype, seed
@@ -172,6 +182,7 @@ def assert_keeps_everything(estimator, objective, params, data, batch_size, seed
         ) == described(state)
 
 
+@compiled
 @given(trees, trees, families, samplings, sizes, sizes, wide_dtypes, seeds)
 def test_draws_of_any_kind_and_number_give_gradients_like_the_params(
     params, shape, family, sampling, B, width, dtype, seed
@@ -180,6 +191,7 @@ def test_draws_of_any_kind_and_number_give_gradients_like_the_params(
     assert_keeps_everything(sampling, objective, params, data, B, seed)
 
 
+@compiled
 @given(trees, trees, families, samplings, sizes, sizes, seeds)
 def test_the_closed_form_of_any_problem_keeps_its_types(
     params, shape, family, sampling, B, width, seed
@@ -188,12 +200,14 @@ def test_the_closed_form_of_any_problem_keeps_its_types(
     assert_keeps_everything(quell.closed_form(sampling=sampling), objective, params, data, B, seed)
 
 
+@compiled
 @given(trees, trees, families, samplings, sizes, st.sampled_from([est.svrg, est.taylor]), seeds)
 def test_wrappers_of_any_problem_keep_its_types(params, shape, family, sampling, B, wrapper, seed):
     objective, params, data = toy(params, shape, family, B + 2, 2, seed, np.float32)
     assert_keeps_everything(wrapper(sampling), objective, params, data, B, seed)
 
 
+@compiled
 @given(trees, shapes, families, samplings, any_basis, any_coefficients, any_criterion, seeds)
 def test_control_variates_of_any_make_keep_the_types(
     params, shape, family, sampling, basis, model, criterion, seed
@@ -203,6 +217,7 @@ def test_control_variates_of_any_make_keep_the_types(
     assert_keeps_everything(control, objective, params, data, 2, seed)
 
 
+@compiled
 @given(trees, shapes, sizes, st.sampled_from([2, 4, 6]), seeds)
 def test_pairs_cancel_whatever_is_odd_in_the_noise(params, shape, B, draws, seed):
     def odd(params, eps, example):
@@ -238,6 +253,7 @@ def test_every_epoch_visits_every_point_once(N, B, step, seed):
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(8)
 
 
+@compiled
 @given(sizes, sizes, st.booleans(), st.booleans(), seeds)
 def test_hermite_functions_are_orthonormal_for_any_gaussian(D, order, cross, odd, seed):
     assume(odd or order > 1)
