@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -17,6 +18,7 @@ from reproduce_tiny import TINY, reproduce
 
 from quell.cli import main
 from quell.commands import reproduce as command
+from quell_paper import reproduce as laboratory
 from quell_paper import static, store
 from quell_paper.config import EXPERIMENTS, PAPER
 
@@ -184,6 +186,27 @@ def test_a_full_or_read_only_disk_is_a_clear_error(tmp_path, capsys, monkeypatch
 def test_seeds_must_be_positive(tmp_path, capsys):
     assert reproduce(tmp_path, "static", "--seeds", "0") == 2
     assert "--seeds: expected at least 1" in capsys.readouterr().err
+
+
+def test_undecided_claims_take_more_seeds_up_to_the_cap(tmp_path, monkeypatch):
+    plan, rounds = replace(TINY, looks=3), []
+    undecided, settled = (job.identity for job in static.jobs(plan))
+    claims = [SimpleNamespace(undecided_jobs=frozenset({undecided}))]
+    monkeypatch.setattr(laboratory, "run", lambda jobs, out: rounds.append(list(jobs)))
+    monkeypatch.setattr(laboratory, "collected", lambda records, plans: records)
+    monkeypatch.setattr(laboratory, "judge", lambda results: claims)
+    monkeypatch.setattr(laboratory, "publish", lambda *args: None)
+    laboratory.reproduce({"logistic": plan}, tmp_path, experiments=("static",))
+    seeds = {undecided: [], settled: []}
+    for job in rounds[-1]:
+        seeds[job.identity].append(job.setting["first_seed"])
+    assert seeds == {undecided: [0, 2, 4], settled: [0]}
+    assert [len(jobs) for jobs in rounds] == [2, 3, 4]
+
+    rounds.clear()
+    claims[0].undecided_jobs = frozenset()
+    laboratory.reproduce({"logistic": plan}, tmp_path, experiments=("static",))
+    assert [len(jobs) for jobs in rounds] == [2]
 
 
 def test_a_setting_has_a_place_of_its_own(tmp_path):

@@ -18,7 +18,7 @@ from quell_paper.report.figures import (
     variate_name,
 )
 from quell_paper.results import NotRunError, Results, grouped, late_static, remaining, select
-from quell_paper.verdicts import MODELS, PARTS, mean_interval, root
+from quell_paper.verdicts import MODELS, mean_interval, root
 
 
 def remaining_rows(results: Results) -> list[dict[str, Any]]:
@@ -86,21 +86,22 @@ def capacity_tables(results: Results) -> list[dict[str, Any]]:
         order = list(SCALE_NAMES)
         settings = sorted(plan.static.settings, key=lambda s: (order.index(s[0]), s[1]))
         for stage in plan.static.frozen_after:
+            here = [s for s in settings if any(key[0] == stage and key[2:] == s for key in means)]
             found = []
             for hidden in plan.static.networks:
                 network = network_name(hidden)
-                cells = [means.get((stage, network, *setting)) for setting in settings]
-                weights = number_of_weights(plan.model, hidden)
-                found.append(
-                    {"network": network_label(network), "weights": weights, "cells": cells}
-                )
+                cells = [means.get((stage, network, *setting)) for setting in here]
+                if any(cells):
+                    names = {"network": network_label(network)}
+                    names["weights"] = number_of_weights(plan.model, hidden)
+                    found.append(names | {"cells": cells})
             tables.append(
                 {
                     "model": MODELS[plan.model],
                     "stage": stage,
-                    "settings": [(SCALE_NAMES[scale], rate) for scale, rate in settings],
+                    "settings": [(SCALE_NAMES[scale], rate) for scale, rate in here],
                     "rows": found,
-                    "counts": [_verdicts(results, plan.model, stage, *s) for s in settings],
+                    "counts": [_verdicts(results, plan.model, stage, *s) for s in here],
                 }
             )
     return tables
@@ -108,10 +109,10 @@ def capacity_tables(results: Results) -> list[dict[str, Any]]:
 
 def _verdicts(results: Results, model: str, stage: int, scale: str, rate: float) -> Counter:
     """The number of comparisons of networks by verdict."""
-    counts = Counter()
+    counts, words = Counter(), {True: "hold", False: "do not", None: "undecided"}
     for step in STEPS:
         try:
-            counts[PARTS[capacity_part(step, scale, rate, stage)(results, model).holds]] += 1
+            counts[words[capacity_part(step, scale, rate, stage)(results, model).holds]] += 1
         except NotRunError:
             continue
     return counts
