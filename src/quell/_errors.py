@@ -1,5 +1,7 @@
 """One shape for every error: the argument, the expectation, the value that came, the remedy."""
 
+_LONGEST = 80  # characters of a value in a message
+
 
 def invalid(argument: str, *, expected: object, got: object, advice: str) -> ValueError:
     """A `ValueError` that names the argument and gives a remedy.
@@ -9,3 +11,14 @@ def invalid(argument: str, *, expected: object, got: object, advice: str) -> Val
     ValueError: batch_size: expected at most 100, got 200. use fewer
     """
     return ValueError(f"{argument}: expected {expected}, got {got}. {advice}")
+
+
+def is_invalid(error: BaseException) -> bool:
+    """Whether an error has the shape of `invalid`."""
+    return isinstance(error, ValueError) and ": expected " in str(error) and ", got " in str(error)
+
+
+def shortened(value: object) -> str:
+    """The value in Python's notation, on one line and not too long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

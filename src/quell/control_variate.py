@@ -106,7 +106,7 @@ def control_variate(
       An `optax.GradientTransformationExtraArgs`. A batch that is not finite passes through
       uncorrected, teaches nothing, and is counted in `state.skipped`.
     """
-    data = checked_problem(key, objective, data)
+    params, data = checked_problem(key, objective, params, data, loss=False)
     fit_key = jax.random.fold_in(key, 2)  # apart from the two halves that coefficients split off
     control = started_control(
         fit_key, objective, params, data, coefficients, basis, criterion, leaves, order

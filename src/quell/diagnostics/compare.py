@@ -139,7 +139,7 @@ def compare(
       A record that prints as a table, plots and saves itself, the most efficient estimator first.
       An estimator that cannot serve the objective is listed with the reason.
     """
-    data = checked_problem(key, objective, data)
+    params, data = checked_problem(key, objective, params, data)
     check_whole("num_steps", num_steps, 0)
     check_whole("target_steps", target_steps, 1)
     check_positive("seconds", seconds, 60)

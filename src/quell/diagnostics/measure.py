@@ -7,7 +7,13 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Key, PyTree
 
-from quell._checks import check_batch_size, check_positive, check_whole, checked_problem
+from quell._checks import (
+    check_batch_size,
+    check_measured,
+    check_positive,
+    check_whole,
+    checked_problem,
+)
 from quell._errors import invalid
 from quell._tree import number_of_parameters
 from quell.bases import Basis
@@ -104,7 +110,7 @@ def measure(
     Returns:
       A record that prints as a table, plots and saves itself.
     """
-    data = checked_problem(key, objective, data)
+    params, data = checked_problem(key, objective, params, data)
     check_estimator("estimator", estimator)
     check_batch_size(batch_size, objective.num_data)
     check_whole("warm_up", warm_up, 0)
@@ -148,6 +154,7 @@ def measure(
             reference=reference,
             seconds=budget.share(_VARIANCE),
         )
+        check_measured(found.parts.total.value, batch_size)
         say("time per step", batch_size)
         allowed = budget.share(_TIMING)
         (taken,) = seconds_per_step(keys[2], {"": loop}, {"": state}, seconds=allowed).values()

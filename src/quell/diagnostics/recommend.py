@@ -152,7 +152,7 @@ def recommend(
       A record that prints as a table: `fit(..., estimator=advice.estimator,
       batch_size=advice.batch_size)`.
     """
-    data = checked_problem(key, objective, data)
+    params, data = checked_problem(key, objective, params, data)
     check_batch_size(batch_size, objective.num_data)
     N = objective.num_data
     largest = N if largest is None else largest

@@ -62,6 +62,6 @@ def controlled(
             norm = optax.tree.norm(jax.tree.map(jnp.subtract, gradient, quieter))
             return Estimate(quieter, value, state, norm)
 
-        return Started(init=lambda key, params: control.init(key), estimate=estimate)
+        return Started(lambda key, params: control.init(key), estimate, guarded=True)
 
     return Estimator(f"controlled({sampling.name})", start)

@@ -123,7 +123,7 @@ def check_hooks(hooks: Any) -> None:
                 advice="For example hooks=[quell.checkpoint('run')].",
             )
     names = [name for hook in hooks if isinstance(hook, Monitors) for name, _ in hook.functions]
-    taken = {"objective", "gradient_norm", "correction_norm"}
+    taken = {"objective", "gradient_norm", "correction_norm", "skipped"}
     if len({*names, *taken}) < len(names) + len(taken):
         raise invalid(
             "hooks",
