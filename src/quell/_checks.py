@@ -174,35 +174,21 @@ def check_function(argument: str, value: Any, call: str) -> None:
         )
 
 
-def check_kind(argument: str, value: Any, kind: type, example: str) -> None:
-    """Refuse anything but a value of one kind, such as an estimator."""
-    if isinstance(value, kind):
-        return
-    forgotten = callable(value)  # a factory without its parentheses
-    noun = ("an " if kind.__name__[0] in "AEIOU" else "a ") + kind.__name__.lower()
-    raise invalid(
-        argument,
-        expected=f"{noun}, such as {example}",
-        got=getattr(value, "__name__", shortened(value)) if forgotten else shortened(value),
-        advice=f"Call the factory: it returns the {kind.__name__.lower()}."
-        if forgotten
-        else f"Pass {noun}.",
-    )
-
-
-def check_optimizer(optimizer: Any) -> None:
+def check_optimizer(optimizer: Any, argument: str = "optimizer") -> None:
     """Refuse anything but an optimiser: by its functions, not its class."""
     if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
         raise invalid(
-            "optimizer",
+            argument,
             expected="an optax.GradientTransformation",
-            got=type(optimizer).__name__,
+            got=getattr(optimizer, "__name__", type(optimizer).__name__),
             advice="Pass for example optax.adam(1e-2).",
         )
 
 
 def _as_array(argument: str, expected: str, leaf: Any) -> Array:
     try:
+        if isinstance(leaf, str | bytes):  # NumPy takes some letters for dtypes
+            raise TypeError("text")
         return jnp.asarray(leaf)
     except (TypeError, ValueError, OverflowError) as error:
         raise invalid(
@@ -294,7 +280,8 @@ def check_number(
 ) -> None:
     """Refuse anything but a finite number for which a condition holds."""
     is_number = isinstance(value, int | float | np.integer | np.floating)
-    if isinstance(value, bool) or not is_number or not math.isfinite(value) or not holds(value):
+    usable = is_number and not isinstance(value, bool) and abs(value) < 2.0**63  # nor NaN
+    if not usable or not holds(value):
         raise invalid(
             argument,
             expected=expected,

@@ -1,6 +1,6 @@
 """One shape for every error: the argument, the expectation, the value that came, the remedy."""
 
-_LONGEST = 80  # characters of a value in a message
+_LONGEST = 80, 300  # characters of a value, and of a description, in a message
 
 
 def invalid(argument: str, *, expected: object, got: object, advice: str) -> ValueError:
@@ -10,7 +10,7 @@ def invalid(argument: str, *, expected: object, got: object, advice: str) -> Val
     Traceback (most recent call last):
     ValueError: batch_size: expected at most 100, got 200. use fewer
     """
-    return ValueError(f"{argument}: expected {expected}, got {got}. {advice}")
+    return ValueError(f"{argument}: expected {expected}, got {_line(got, _LONGEST[1])}. {advice}")
 
 
 def is_invalid(error: BaseException) -> bool:
@@ -20,5 +20,9 @@ def is_invalid(error: BaseException) -> bool:
 
 def shortened(value: object) -> str:
     """The value in Python's notation, on one line and not too long."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return _line(repr(value), _LONGEST[0])
+
+
+def _line(value: object, most: int) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"

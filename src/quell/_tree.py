@@ -115,7 +115,15 @@ def chosen(leaves: Leaves, params: PyTree[Any]) -> list[bool]:
     if leaves is None:
         return [True] * len(jax.tree.leaves(params))
     if callable(leaves):
-        picked = [bool(leaves(path)) for path in paths(params)]
+        try:
+            picked = [bool(leaves(path)) for path in paths(params)]
+        except TypeError as error:
+            raise invalid(
+                "leaves",
+                expected="a function of a leaf's path, such as 'a/mean'",
+                got=f"an error: {error}",
+                advice="For example lambda path: path.endswith('mean').",
+            ) from error
     else:
         try:
             mask = jax.tree.map(

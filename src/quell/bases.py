@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
+from quell._arguments import checked
 from quell._checks import check_whole
 from quell._errors import invalid
 from quell.noise import Noise
@@ -35,6 +36,7 @@ def linear() -> Basis:
     return polynomial(1)
 
 
+@checked()
 def polynomial(order: int) -> Basis:
     """The basis w(ε) = [zᵏ − E[zᵏ]] for k = 1, …, order, component by component.
 
@@ -50,6 +52,7 @@ def polynomial(order: int) -> Basis:
     return Basis(apply)
 
 
+@checked()
 def hermite(order: int, *, cross: bool = False, odd: bool = True) -> Basis:
     """The orthonormal Hermite polynomials of degree 1, …, order, for Gaussian noise.
 
@@ -84,6 +87,7 @@ def hermite(order: int, *, cross: bool = False, odd: bool = True) -> Basis:
     return Basis(apply)
 
 
+@checked()
 def concatenate(*bases: Basis) -> Basis:
     """All functions of several bases, one after the other (the paper's Remark 1)."""
     if not bases:
@@ -95,6 +99,7 @@ def concatenate(*bases: Basis) -> Basis:
     return Basis(apply)
 
 
+@checked()
 def custom(
     fn: Callable[[PyTree[Array], PyTree[Array], PyTree[Array]], Float[Array, " D"]],
     mean: ArrayLike | Callable[[PyTree[Array], PyTree[Array]], Float[Array, " D"]],

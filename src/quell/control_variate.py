@@ -12,6 +12,7 @@ import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from quell import _tree
+from quell._arguments import checked, function
 from quell._checks import checked_problem
 from quell._errors import invalid
 from quell._tree import batch_size, is_shape, row_shapes, shape_leaves
@@ -63,6 +64,7 @@ class ControlVariate(NamedTuple):
     update: Callable[..., tuple[PyTree[Array], ControlVariateState]]
 
 
+@checked(order=function("order(before, after)"))
 def control_variate(
     key: Key[Array, ""],
     objective: Objective,

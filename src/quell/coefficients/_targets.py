@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from quell._arguments import checked
 from quell._checks import check_decay, check_positive
 from quell._tree import leaf_means
 from quell.coefficients._types import Sizes
@@ -57,6 +58,7 @@ class Statistics(NamedTuple):
     gg: Float[Array, " P"]
 
 
+@checked()
 def unit_scale(*, decay: float = 0.99, per_leaf: bool = False, gated: bool = True) -> Targets:
     """Bring gradients to mean zero and unit spread, with a gate on the correction.
 
@@ -121,6 +123,7 @@ def unit_scale(*, decay: float = 0.99, per_leaf: bool = False, gated: bool = Tru
     return Targets(init, scale, update)
 
 
+@checked()
 def raw_targets(scale: float) -> Targets:
     """Divide gradients by one number, and neither centre nor gate them.
 

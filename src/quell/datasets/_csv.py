@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from quell._arguments import TEXT, checked, one_of_kinds
 from quell._errors import invalid
 from quell.datasets._dataset import Dataset, from_arrays
 
@@ -21,11 +22,13 @@ class Target(NamedTuple):
     classes: tuple[str, ...]
 
 
+@checked()
 def regression(column: str, cells: Sequence[str]) -> Target:
     """Read a target as numbers, which are then standardised."""
     return Target(_numbers(column, cells), ())
 
 
+@checked()
 def classification(column: str, cells: Sequence[str]) -> Target:
     """Read a target as class names, coded 0, 1, … in order (numeric if all are numbers)."""
     _refuse_missing(column, cells)
@@ -45,6 +48,7 @@ def classification(column: str, cells: Sequence[str]) -> Target:
     return Target(np.array([code[c] for c in cells], float), tuple(ordered))
 
 
+@checked(path=one_of_kinds("a path", "For example 'table.csv'.", str, Path), target=TEXT)
 def from_csv(
     path: str | Path,
     *,

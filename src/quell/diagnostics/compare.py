@@ -8,6 +8,7 @@ import jax
 import optax
 from jaxtyping import Array, Key, PyTree
 
+from quell._arguments import checked
 from quell._checks import check_positive, check_whole, checked_problem
 from quell._tree import number_of_parameters
 from quell.bases import Basis
@@ -84,6 +85,7 @@ class Comparison(NamedTuple):
         return frontier_figure(self.rows, self.best_baseline, path)
 
 
+@checked()
 def compare(
     key: Key[Array, ""],
     objective: Objective,

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Key, PyTree
 
+from quell._arguments import checked
 from quell._checks import (
     check_batch_size,
     check_measured,
@@ -42,6 +43,7 @@ _SPARE = 0.05  # share of the time that must be left to find out about memory
 _STEADY = 1000  # steps after which Adam's second moments are those of its gradients
 
 
+@checked()
 def measure(
     key: Key[Array, ""],
     objective: Objective,

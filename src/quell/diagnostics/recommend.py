@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import optax
 from jaxtyping import Array, Key, PyTree
 
+from quell._arguments import checked
 from quell._checks import check_batch_size, check_positive, check_whole, checked_problem
 from quell.diagnostics.budget import status
 from quell.diagnostics.metric import family_of, fisher_metric
@@ -109,6 +110,7 @@ class Recommendation(NamedTuple):
         }
 
 
+@checked()
 def recommend(
     key: Key[Array, ""],
     objective: Objective,

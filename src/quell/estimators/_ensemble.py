@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
+from quell._arguments import ESTIMATOR, checked
 from quell._checks import check_decay, check_positive
 from quell._errors import invalid
 from quell.estimators._pooling import Pooling, one_coefficient
@@ -37,6 +38,7 @@ class Weighted(NamedTuple):
     weight: Float[Array, ""]
 
 
+@checked(others=ESTIMATOR)
 def ensemble(
     base: Estimator,
     *others: Estimator,

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from quell import _tree
+from quell._arguments import checked
 from quell._checks import check_data
 from quell._tree import take
 from quell.estimators._quadratic import MakeQuadratic, mean_of, second_order
@@ -39,6 +40,7 @@ class Joint(NamedTuple):
     inner: PyTree[Array]
 
 
+@checked()
 def joint(inner: Estimator | None = None, *, quadratic: MakeQuadratic = second_order) -> Estimator:
     """Apply any estimator to the objective minus a quadratic stand-in for each point's gradient.
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
+from quell._arguments import checked
 from quell._checks import check_data, check_whole
 from quell._errors import invalid
 from quell._tree import batch_size
@@ -55,6 +56,7 @@ class Svrg(NamedTuple):
     inner: PyTree[Array]
 
 
+@checked()
 def svrg(
     inner: Estimator | None = None,
     *,

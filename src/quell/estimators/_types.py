@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from quell._checks import check_kind
+from quell._arguments import ESTIMATOR
 from quell._errors import invalid
 from quell._tree import take
 from quell.objective import Objective
@@ -135,7 +135,7 @@ def stateless(estimate: Callable[..., Estimate]) -> Started:
 
 def check_estimator(argument: str, value: Any) -> None:
     """Refuse anything but an estimator."""
-    check_kind(argument, value, Estimator, "quell.antithetic()")
+    ESTIMATOR(argument, value)
 
 
 def check_sampling(argument: str, value: Any) -> Sampling:

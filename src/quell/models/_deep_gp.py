@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Key
 from scipy.cluster.vq import kmeans2
 
+from quell._arguments import KEY, checked
 from quell._checks import check_whole
 from quell._errors import invalid
 from quell.models._gp_layer import Layer, gp_layer
@@ -16,6 +17,7 @@ from quell.models._types import Model, predictor
 from quell.noise import normal
 
 
+@checked(key=KEY)
 def deep_gp(
     key: Key[Array, ""],
     x_train: Float[ArrayLike, "N d"],

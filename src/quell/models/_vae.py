@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from quell._arguments import checked
 from quell._checks import check_whole
 from quell._mlp import apply_layers, init_layers
 from quell.models._types import Model, predictor
@@ -12,6 +13,7 @@ from quell.noise import normal
 _KERNEL = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 
 
+@checked()
 def vae(dim: int, *, latent: int = 5, hidden: int = 50) -> Model:
     """An autoencoder: p(x | z) Bernoulli with logits decoder(z), q(z | x) = N(m(x), diag s(x)²).
 

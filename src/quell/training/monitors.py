@@ -3,6 +3,7 @@
 import jax
 
 from quell import _tree
+from quell._arguments import checked
 from quell._checks import check_whole
 from quell.estimators._sampling import monte_carlo
 from quell.estimators._types import Estimator, batch_of, check_sampling
@@ -10,6 +11,7 @@ from quell.training.hooks import Monitor
 from quell.training.loop import Step
 
 
+@checked()
 def variance_ratio(*, gradients: int = 64, against: Estimator | None = None) -> Monitor:
     """Monitor the variance of the run's gradient over that of one plain draw: a ratio of traces.
 
