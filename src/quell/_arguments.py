@@ -7,7 +7,7 @@ means something else gives its own: `@checked(draws=CONTEXT)`.
 import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,30 +24,30 @@ from quell._checks import (
 )
 from quell._errors import invalid, shortened
 
-P, R = ParamSpec("P"), TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 Rule = Callable[[str, Any], None]
 
 
-def checked(**own: Rule | None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def checked(**own: Rule | None) -> Callable[[F], F]:
     """Check the arguments of a function by the table; an argument left at its default passes.
 
     Args:
       own: rules of this function alone; None for an argument that the function checks itself.
     """
 
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+    def decorate(function: F) -> F:
         signature = inspect.signature(function)
         rules = {name: own.get(name, RULES.get(name)) for name in signature.parameters}
 
         @wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        def call(*args: Any, **kwargs: Any) -> Any:
             for name, value in signature.bind(*args, **kwargs).arguments.items():
                 rule = rules[name]
                 if rule is not None and value is not signature.parameters[name].default:
                     rule(name, value)
             return function(*args, **kwargs)
 
-        return call
+        return cast(F, call)
 
     return decorate
 
@@ -82,6 +82,11 @@ def part(noun: str, example: str, *attributes: str) -> Rule:
         )
 
     return rule
+
+
+def optional(rule: Rule) -> Rule:
+    """The rule of values that may be None, where that is not the default."""
+    return lambda argument, value: None if value is None else rule(argument, value)
 
 
 def several(rule: Rule, example: str, least: int = 0) -> Rule:
@@ -267,7 +272,7 @@ RULES: Mapping[str, Rule] = {
     "outputs": whole(1),
     "per_leaf": FLAG,
     "points": FLAG,
-    "pooling": part("a pooling", "quell.estimators.per_leaf", "split", "join"),
+    "pooling": optional(part("a pooling", "quell.estimators.per_leaf", "split", "join")),
     "quadratic": function("quadratic(structure, mean, example)"),
     "report": function("report(name, batch_size)"),
     "ridge": positive(1.0),

@@ -266,11 +266,6 @@ def check_positive(argument: str, value: Any, example: object) -> None:
     check_number(argument, value, "a positive number", lambda x: x > 0, example)
 
 
-def check_decay(decay: Any) -> None:
-    """Refuse a forgetting factor outside (0, 1]."""
-    check_number("decay", decay, "a number in (0, 1]", lambda x: 0 < x <= 1, 0.99)
-
-
 def check_number(
     argument: str,
     value: Any,

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from quell._arguments import checked
-from quell._checks import check_whole
 from quell._errors import invalid
 from quell.noise import Noise
 
@@ -42,7 +41,6 @@ def polynomial(order: int) -> Basis:
 
     Order 2 is the paper's quadratic. The powers fit any noise whose moments are known.
     """
-    check_whole("order", order, 1, advice="Use order=1 for linear.")
 
     def apply(noise, draw, params, example):
         z = noise.standardise(draw)
@@ -62,7 +60,6 @@ def hermite(order: int, *, cross: bool = False, odd: bool = True) -> Basis:
         degree at most `order`, which is binomial(D + order, order) − 1 functions.
       odd: whether to keep the functions of odd total degree, which antithetic pairs cancel.
     """
-    check_whole("order", order, 1, advice="Use order=1 for linear.")
     if not odd and order < 2:
         raise invalid(
             "order", expected="at least 2 without odd degrees", got=order, advice="Use 2."

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from quell._arguments import checked
-from quell._checks import check_decay, check_positive
 from quell._tree import leaf_means
 from quell.coefficients._types import Sizes
 from quell.criteria import Criterion, Evidence, best_multiplier
@@ -70,7 +69,6 @@ def unit_scale(*, decay: float = 0.99, per_leaf: bool = False, gated: bool = Tru
       per_leaf: one spread for all entries of a leaf instead of one for each entry.
       gated: whether the correction is multiplied by its gate, one for each leaf.
     """
-    check_decay(decay)
 
     def init(sizes: Sizes):
         each = jnp.zeros(sizes.outputs, sizes.dtype)
@@ -130,7 +128,6 @@ def raw_targets(scale: float) -> Targets:
     The literal reading of the paper, for its reproduction: with scale N the targets are Σ_b g_b up
     to a factor, with scale |B| the coefficients belong to N/|B| Σ_b g_b.
     """
-    check_positive("scale", scale, 1.0)
 
     def update(state, criterion, evidence, prediction):
         examples = evidence.per_example if criterion.per_example else None

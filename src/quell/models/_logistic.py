@@ -5,7 +5,6 @@ from collections.abc import Callable
 import jax
 
 from quell._arguments import checked
-from quell._checks import check_whole
 from quell.gaussian import Gaussian, full_covariance
 from quell.models._types import Model, family_of, weights_model
 
@@ -26,7 +25,6 @@ def logistic_regression(dim: int, family: Callable[[int], Gaussian] = full_covar
     >>> logistic_regression(4).noise.shape
     (4,)
     """
-    check_whole("dim", dim, 1)
     weights = family_of(family, dim)
 
     def log_likelihood(w, example):

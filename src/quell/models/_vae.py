@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 
 from quell._arguments import checked
-from quell._checks import check_whole
 from quell._mlp import apply_layers, init_layers
 from quell.models._types import Model, predictor
 from quell.noise import normal
@@ -29,8 +28,6 @@ def vae(dim: int, *, latent: int = 5, hidden: int = 50) -> Model:
       A model for examples `{"x": [d]}` (other leaves are ignored) with noise `[K]`. Its `predict`
       reconstructs the inputs.
     """
-    for argument, size in (("dim", dim), ("latent", latent), ("hidden", hidden)):
-        check_whole(argument, size, 1)
     noise = normal(latent)
 
     def init(key):

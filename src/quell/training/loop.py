@@ -67,7 +67,7 @@ class Carried(NamedTuple):
     params: PyTree[Array]
     optimizer_state: PyTree[Array]
     estimator_state: PyTree[Array]
-    failures: Int[Array, ""]
+    failures: Int[Array, ""] | int = 0
 
 
 class Step(NamedTuple):
@@ -152,8 +152,7 @@ def compiled_loop(
     def start(keys: RunKeys, params):
         state = started.init(keys.init, params)
         # Weak types become strong after a step, which would compile the loop a second time.
-        zero = jnp.zeros((), jnp.int32)
-        return strongly_typed(Carried(params, optimizer.init(params), state, zero))
+        return strongly_typed(Carried(params, optimizer.init(params), state))
 
     def estimate(key, params, batch, state):
         return started.estimate(key, objective, params, batch, state)

@@ -4,7 +4,6 @@ import jax
 
 from quell import _tree
 from quell._arguments import checked
-from quell._checks import check_whole
 from quell.estimators._sampling import monte_carlo
 from quell.estimators._types import Estimator, batch_of, check_sampling
 from quell.training.hooks import Monitor
@@ -25,7 +24,6 @@ def variance_ratio(*, gradients: int = 64, against: Estimator | None = None) -> 
       against: draws to compare with instead of one plain draw, such as `antithetic()`, the sampling
         that the estimator controls.
     """
-    check_whole("gradients", gradients, 2)
     plain = check_sampling("against", monte_carlo() if against is None else against)
 
     def ratio(seen: Step):
