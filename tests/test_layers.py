@@ -20,7 +20,7 @@ LAYERS = (
     {"control_variate"},
     {"estimators", "training"},
     {"diagnostics"},
-    {"quell", "types"},
+    {"quell", "_public", "types"},
     {"commands", "cli", "__main__"},
     {"quell_paper"},
 )

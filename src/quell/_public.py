@@ -1,4 +1,4 @@
-"""quell: quieter gradients for doubly stochastic objectives."""
+"""The public names of quell, which `quell/__init__.py` offers."""
 
 from quell import bases as bases
 from quell import coefficients as coefficients

@@ -1,11 +1,8 @@
-"""`quell bench`: the cost of a step, and its growth with data and batches."""
+"""The benchmarks of `quell bench`: the cost of a step, and its growth with data and batches."""
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +14,7 @@ from jaxtyping import Array, PyTree
 from quell._tree import take
 from quell.commands.catalogue import Problem, problem
 from quell.commands.catalogue import estimators as catalogue
-from quell.diagnostics.records import save_json, table, versions
+from quell.diagnostics.records import table
 from quell.diagnostics.stepper import stepper
 from quell.diagnostics.timing import in_turns
 from quell.estimators._types import Estimator
@@ -26,8 +23,6 @@ from quell.models._types import Model
 from quell.training.fit import fit
 from quell.training.hooks import callback, silent
 
-NAME = "bench"
-HELP = "time a step of every estimator, side by side, and as data and batches grow"
 BATCH = 10
 STEPS = 10_000
 SIZES = (10**3, 10**5, 10**7)
@@ -189,31 +184,6 @@ SECTIONS: dict[str, Callable[[int], Section]] = {
     "growth": growth,
     "batch-growth": batch_growth,
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options: the benchmarks, their rounds and the output."""
-    parser.add_argument(
-        "--only", nargs="+", default=list(SECTIONS), choices=list(SECTIONS), help="benchmarks"
-    )
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each competitor")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="directory of the JSON")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run the benchmarks one after the other."""
-    document: dict[str, Any] = {"versions": versions()}
-    for name in args.only:
-        section = SECTIONS[name](args.rounds)
-        document[name] = section.to_json()
-        if not args.json:
-            print(section)
-    if args.json:
-        print(json.dumps(document, indent=2))
-    if args.out is not None:
-        save_json(args.out / "bench.json", document)
-    return 0
 
 
 def _dispatched(given: Problem, steps: int) -> Callable[[], Any]:

@@ -1,0 +1,36 @@
+"""quell: quieter gradients for doubly stochastic objectives.
+
+The public names are those of `quell._public`. They are imported when the first of them is asked
+for, since they need JAX, while `quell --help` must answer at once.
+"""
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quell._public import *  # noqa: F403
+
+
+class _Package(ModuleType):
+    """A package whose public names are functions even if a module has the same name."""
+
+    def __getattr__(self, name: str) -> object:
+        if not name.startswith("_"):
+            from quell import _public
+
+            if hasattr(_public, name):
+                return getattr(_public, name)
+        raise AttributeError(f"module 'quell' has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not isinstance(value, ModuleType) or name not in ("control_variate", "natural_gradient"):
+            super().__setattr__(name, value)  # an import would hide the function of this name
+
+    def __dir__(self) -> list[str]:
+        from quell import _public
+
+        return sorted({*super().__dir__(), *(n for n in dir(_public) if not n.startswith("_"))})
+
+
+sys.modules[__name__].__class__ = _Package
