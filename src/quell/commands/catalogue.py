@@ -32,8 +32,9 @@ from quell.estimators._svrg import svrg
 from quell.estimators._taylor import taylor
 from quell.estimators._types import Estimator, check_sampling
 from quell.models._deep_gp import deep_gp
+from quell.models._likelihoods import gaussian
 from quell.models._logistic import logistic_regression
-from quell.models._neural_network import bayesian_neural_network, gaussian
+from quell.models._neural_network import bayesian_neural_network
 from quell.models._types import Model
 from quell.models._vae import vae
 from quell.objective import Objective
