@@ -256,7 +256,7 @@ RULES: Mapping[str, Rule] = {
     "log_likelihood": function("log_likelihood(w, example)"),
     "log_prior": function("log_prior(w)"),
     "memories": several(positive(4.0), "(4.0, 32.0)", least=1),
-    "moments": several(finite_array, "(0.0, 1.0)", least=1),
+    "moments": several(finite_array, "(0.0, 1.0)"),
     "most": whole(1),
     "name": TEXT,
     "noise_variance": positive(0.1),

@@ -15,7 +15,7 @@ from quell import _tree
 from quell._arguments import checked, function
 from quell._checks import checked_problem
 from quell._errors import invalid
-from quell._tree import batch_size, is_shape, row_shapes, shape_leaves
+from quell._tree import batch_size, row_shapes, shape_leaves
 from quell.bases import Basis, linear
 from quell.coefficients._types import Coefficients, Sizes
 from quell.criteria import Criterion, Evidence, mean_features, squared_difference
@@ -168,7 +168,8 @@ def started_control(
 def _sizes(basis: Basis, spec: Noise, params, data, leaves: _tree.Leaves) -> Sizes:
     """The sizes that coefficients must fit, from tracing the basis and the leaves alone."""
     flat = _tree.flattener(leaves, params)
-    draw = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, float), spec.shape, is_leaf=is_shape)
+    drawn = jax.eval_shape(lambda: spec.sample(jax.random.key(0), (1,)))  # noise may be integers
+    draw = jax.tree.map(lambda e: jax.ShapeDtypeStruct(e.shape[1:], e.dtype), drawn)
     example = jax.tree.map(lambda y: jax.ShapeDtypeStruct(y.shape[1:], y.dtype), data)
     w = jax.eval_shape(lambda *args: basis.apply(spec, *args), draw, params, example)
     return Sizes(w.size, flat.sizes, jax.eval_shape(flat.flatten, params).dtype)
