@@ -18,7 +18,7 @@ from jax import lax
 
 import quell
 from quell import datasets
-from quell.commands.bench import (
+from quell.commands.benchmarks import (
     BATCH,
     KEY,
     OPTIMIZER,

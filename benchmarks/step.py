@@ -11,7 +11,7 @@ from jax import lax
 import quell
 from quell import coefficients, criteria, datasets
 from quell._mlp import apply_layers, init_layers
-from quell.commands.bench import Section, ratio, turn_of
+from quell.commands.benchmarks import Section, ratio, turn_of
 from quell.criteria import Evidence, mean_features
 from quell.diagnostics.timing import in_turns
 from quell.estimators._types import batch_of

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from quell.cli import main
-from quell.commands import bench
+from quell.commands import benchmarks
 from quell.commands.catalogue import MODELS, estimators, problem
 from quell.contexts import as_matrix
 
@@ -92,8 +92,8 @@ def test_every_model_of_the_command_exists():
 
 @pytest.mark.slow
 def test_bench_prints_tables_and_json(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(bench, "STEPS", 20)
-    monkeypatch.setattr(bench, "SIZES", (20, 40))
+    monkeypatch.setattr(benchmarks, "STEPS", 20)
+    monkeypatch.setattr(benchmarks, "SIZES", (20, 40))
     assert main(["bench", "--only", "growth", "--rounds", "2", "--out", str(tmp_path)]) == 0
     assert "N = 40" in capsys.readouterr().out
     rows = json.loads((tmp_path / "bench.json").read_text())["growth"]["rows"]

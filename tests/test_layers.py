@@ -13,14 +13,14 @@ SOURCE = Path(quell.__file__).parents[1]
 
 # From the bottom up; docs/architecture.md draws them. `quell` is the public face.
 LAYERS = (
-    {"_errors", "_tree", "_checks", "_mlp", "plotting"},
+    {"_errors", "_tree", "_checks", "_arguments", "_mlp", "plotting"},
     {"noise", "gaussian", "datasets"},
     {"objective", "bases", "contexts", "criteria", "natural_gradient"},
     {"coefficients", "models"},
     {"control_variate"},
     {"estimators", "training"},
     {"diagnostics"},
-    {"quell", "types"},
+    {"quell", "_public", "types"},
     {"commands", "cli", "__main__"},
     {"quell_paper"},
 )

@@ -10,7 +10,7 @@ import pytest
 from conformance import problem
 
 import quell
-from quell import types
+from quell import _public, types
 
 MODULES = (
     "bases",
@@ -28,7 +28,7 @@ RULE = ["key", "objective", "params", "data"]
 def public(module) -> dict[str, object]:
     """The names that a module offers: those it exports, or defines without an underscore."""
     if module.__name__ == "quell" or hasattr(module, "__path__"):
-        tree = inspect.getsource(module)
+        tree = inspect.getsource(_public if module is quell else module)
         names = [line.split(" as ")[1] for line in tree.splitlines() if " as " in line]
         return {name: getattr(module, name) for name in names}
     exported = getattr(module, "__all__", None)

@@ -1,48 +1,199 @@
 """Checks of the arguments that many public functions share: keys, data, whole numbers, seconds."""
 
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
-from quell._errors import invalid
+from quell._errors import invalid, is_invalid, shortened
 from quell._tree import named_leaves
 
 _LARGEST = 2**31 - 1  # steps and rows are counted in 32 bits, as JAX does by default
 
 
 def checked_problem(
-    key: Any, objective: Any, data: PyTree[Any], *, seeds: bool = False
-) -> PyTree[Array]:
-    """The data as arrays, after a check that key, objective and data form a problem.
+    key: Any,
+    objective: Any,
+    params: PyTree[Any],
+    data: PyTree[Any],
+    *,
+    seeds: bool = False,
+    loss: bool = True,
+) -> tuple[PyTree[Array], PyTree[Array]]:
+    """Parameters and data as arrays, after a check that the four form a problem.
 
     Args:
       key: a typed key; with `seeds`, a one-dimensional array of keys is accepted too.
       objective: L, whose `num_data` the data must match.
-      data: a pytree with leaves `[N, ...]`.
+      params: a pytree of finite floating-point arrays that the loss of the objective takes.
+      data: a pytree of finite arrays `[N, ...]`.
+      loss: whether the loss will be called, and so must take these parameters.
     """
     check_key(key, seeds=seeds)
-    if not hasattr(objective, "num_data"):
+    check_objective(objective)
+    data = checked_data(objective.num_data, data)
+    params = checked_params(params)
+    if loss:
+        check_loss(objective, params, data)
+    return params, data
+
+
+def check_objective(objective: Any) -> None:
+    """Refuse anything but an objective with parts that can be used."""
+    if not all(hasattr(objective, name) for name in ("loss", "noise", "num_data", "gradient")):
         raise invalid(
             "objective",
             expected="a quell.Objective",
             got=type(objective).__name__,
             advice="The order of arguments is (key, objective, params, data).",
         )
-    data = jax.tree.map(_as_array, data)
-    check_data(objective.num_data, data)
+    check_whole("objective.num_data", objective.num_data, 1)
+    check_function("objective.loss", objective.loss, "loss(params, noise, example)")
+    if objective.regulariser is not None:
+        check_function("objective.regulariser", objective.regulariser, "regulariser(params)")
+    if not (hasattr(objective.noise, "sample") and hasattr(objective.noise, "standardise")):
+        raise invalid(
+            "objective.noise",
+            expected="a noise, such as quell.normal(3)",
+            got=shortened(objective.noise),
+            advice="Call the factory: it returns the noise."
+            if callable(objective.noise)
+            else "Choose one from quell.noise.",
+        )
+
+
+def checked_data(num_data: int, data: PyTree[Any]) -> PyTree[Array]:
+    """The data as arrays, after a check of their lengths and values."""
+    data = jax.tree.map(partial(_as_array, "data", "a pytree of arrays of numbers"), data)
+    check_data(num_data, data)
+    for name, leaf in named_leaves(data):
+        check_finite(f"data{name}", leaf, "Drop the row, or code the gap as a number and mask it.")
     return data
 
 
-def _as_array(leaf: Any) -> Array:
-    try:
-        return jnp.asarray(leaf)
-    except (TypeError, ValueError) as error:
+def checked_params(params: PyTree[Any]) -> PyTree[Array]:
+    """The parameters as arrays, after a check that they can be trained."""
+    params = jax.tree.map(partial(_as_array, "params", "a pytree of arrays"), params)
+    leaves = named_leaves(params)
+    if not leaves:
         raise invalid(
-            "data",
-            expected="a pytree of arrays of numbers",
+            "params",
+            expected="a pytree with at least one array",
+            got=shortened(params),
+            advice="The order of arguments is (key, objective, params, data).",
+        )
+    for name, leaf in leaves:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise invalid(
+                f"params{name}",
+                expected="floating-point numbers, which gradients can change",
+                got=leaf.dtype,
+                advice="Write 1.0 in place of 1, or keep constants out of params.",
+            )
+        check_finite(f"params{name}", leaf, "Start from finite parameters.")
+    return params
+
+
+def check_finite(argument: str, leaf: Array, advice: str) -> None:
+    """Refuse an array with entries that are not finite; names the first row that has one."""
+    if isinstance(leaf, Tracer) or not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        return
+    values = np.asarray(leaf)
+    with np.errstate(all="ignore"):
+        if np.isfinite(values.sum()):  # one fast pass, which an overflow can only send on
+            return
+    good = np.isfinite(values)
+    if good.all():
+        return
+    rows = np.flatnonzero(~good.reshape(len(good), -1).all(1)) if good.ndim else [None]
+    first = values[rows[0]] if good.ndim else values
+    bad = first[~np.isfinite(first)].ravel()[0] if np.ndim(first) else first
+    raise invalid(
+        argument,
+        expected="finite numbers",
+        got=f"{bad} in row {rows[0]}, and {len(rows)} such rows of {len(good)}"
+        if good.ndim
+        else bad,
+        advice=advice,
+    )
+
+
+def check_loss(objective: Any, params: PyTree[Array], data: PyTree[Array]) -> None:
+    """Refuse a loss or regulariser that cannot be traced with these parameters and data."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), data)
+
+    def loss(key, params, example):
+        noise = objective.noise.sample(key, (1,))
+        return objective.loss(params, jax.tree.map(lambda e: e[0], noise), example)
+
+    check_traces("loss", "loss(params, noise, example)", loss, key, params, example)
+    if objective.regulariser is not None:
+        check_traces("regulariser", "regulariser(params)", objective.regulariser, params)
+
+
+def check_measured(variance: float, batch_size: int) -> None:
+    """Refuse a measurement of gradients that are not finite."""
+    if not math.isfinite(variance):
+        raise invalid(
+            "objective",
+            expected=f"finite gradients at batch size {batch_size}",
+            got=f"a variance of {variance}",
+            advice="Check logarithms, square roots and divisions in the loss at these parameters, "
+            "and lower the learning rate of coefficients.",
+        )
+
+
+def check_traces(argument: str, call: str, function: Callable[..., Any], *args: Any) -> None:
+    """Refuse a user's function that raises an error while it is traced, in one sentence."""
+    try:
+        jax.eval_shape(function, *args)
+    except Exception as error:
+        if is_invalid(error):  # says already what is wrong
+            raise
+        got = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        raise invalid(
+            argument,
+            expected=f"a function that JAX can trace as {call}",
+            got=got.rstrip("."),
+            advice="Check that params, noise and data have the leaves and shapes that it uses.",
+        ) from error
+
+
+def check_function(argument: str, value: Any, call: str) -> None:
+    """Refuse anything that cannot be called."""
+    if not callable(value):
+        raise invalid(
+            argument, expected=f"a function {call}", got=shortened(value), advice="Pass a function."
+        )
+
+
+def check_optimizer(optimizer: Any, argument: str = "optimizer") -> None:
+    """Refuse anything but an optimiser: by its functions, not its class."""
+    if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
+        raise invalid(
+            argument,
+            expected="an optax.GradientTransformation",
+            got=getattr(optimizer, "__name__", type(optimizer).__name__),
+            advice="Pass for example optax.adam(1e-2).",
+        )
+
+
+def _as_array(argument: str, expected: str, leaf: Any) -> Array:
+    try:
+        if isinstance(leaf, str | bytes):  # NumPy takes some letters for dtypes
+            raise TypeError("text")
+        return jnp.asarray(leaf)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise invalid(
+            argument,
+            expected=expected,
             got=f"a leaf of type {type(leaf).__name__}",
             advice="The order of arguments is (key, objective, params, data).",
         ) from error
@@ -72,8 +223,9 @@ def check_data(num_data: int, data: PyTree[Array]) -> None:
         raise invalid(
             "data",
             expected="leaves with one common leading length",
-            got=", ".join(f"{name} of length {n}" for name, n in lengths.items()) or "no leaves",
-            advice="Give every leaf one row per data point.",
+            got=_some(f"{name} of length {n}" for name, n in lengths.items()) or "no leaves",
+            advice="Give every leaf one row per data point; a list of numbers is a pytree of "
+            "scalars, so pass jnp.asarray(list).",
         )
     N = next(iter(lengths.values()))
     if num_data != N:
@@ -83,6 +235,11 @@ def check_data(num_data: int, data: PyTree[Array]) -> None:
             got=f"{N} rows",
             advice=f"Use objective._replace(num_data={N}) for these data.",
         )
+
+
+def _some(words: Iterable[str], most: int = 6) -> str:
+    words = list(words)
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 def check_batch_size(batch_size: Any, num_data: int) -> None:
@@ -95,7 +252,7 @@ def check_whole(
 ) -> None:
     """Refuse anything but a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):  # True is an int
-        expected, got = "a whole number", repr(value)
+        expected, got = "a whole number", shortened(value)
     elif not least <= value <= most:
         expected, got = f"{least} to {most}", value
     else:
@@ -105,17 +262,35 @@ def check_whole(
 
 
 def check_positive(argument: str, value: Any, example: object) -> None:
-    """Refuse anything but a positive number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    """Refuse anything but a positive, finite number."""
+    check_number(argument, value, "a positive number", lambda x: x > 0, example)
+
+
+def check_number(
+    argument: str,
+    value: Any,
+    expected: str = "a finite number",
+    holds: Callable[[Any], bool] = lambda x: True,
+    example: object = 1.0,
+) -> None:
+    """Refuse anything but a finite number for which a condition holds."""
+    is_number = isinstance(value, int | float | np.integer | np.floating)
+    usable = is_number and not isinstance(value, bool) and abs(value) < 2.0**63  # nor NaN
+    if not usable or not holds(value):
         raise invalid(
             argument,
-            expected="a positive number",
-            got=repr(value),
+            expected=expected,
+            got=shortened(value),
             advice=f"Try {argument}={example}.",
         )
 
 
-def check_decay(decay: Any) -> None:
-    """Refuse a forgetting factor outside (0, 1]."""
-    if not (isinstance(decay, int | float) and 0 < decay <= 1):
-        raise invalid("decay", expected="a number in (0, 1]", got=repr(decay), advice="Try 0.99.")
+def check_bool(argument: str, value: Any) -> None:
+    """Refuse anything but True and False."""
+    if not isinstance(value, bool | np.bool_):
+        raise invalid(
+            argument,
+            expected="True or False",
+            got=shortened(value),
+            advice="A choice is a bool here.",
+        )

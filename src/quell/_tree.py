@@ -85,9 +85,20 @@ def strongly_typed(tree: PyTree[Any]) -> PyTree[Array]:
     return jax.tree.map(strong, tree)
 
 
+def typed_like(tree: PyTree[Array], example: PyTree[Array]) -> PyTree[Array]:
+    """The tree with the dtypes of another one: wider data or draws widen what is made of them."""
+
+    def cast(leaf, like):
+        same = jnp.result_type(leaf) == jnp.result_type(like)
+        return leaf if same else jnp.asarray(leaf).astype(jnp.result_type(like))
+
+    return jax.tree.map(cast, tree, example)
+
+
 def where(condition: Bool[Array, ""], a: PyTree[Array], b: PyTree[Array]) -> PyTree[Array]:
     """The tree `a` if the condition holds, otherwise the tree `b`."""
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
+    # A leaf that both share needs no choice, and no copy.
+    return jax.tree.map(lambda x, y: x if x is y else jnp.where(condition, x, y), a, b)
 
 
 def chosen(leaves: Leaves, params: PyTree[Any]) -> list[bool]:
@@ -104,7 +115,15 @@ def chosen(leaves: Leaves, params: PyTree[Any]) -> list[bool]:
     if leaves is None:
         return [True] * len(jax.tree.leaves(params))
     if callable(leaves):
-        picked = [bool(leaves(path)) for path in paths(params)]
+        try:
+            picked = [bool(leaves(path)) for path in paths(params)]
+        except TypeError as error:
+            raise invalid(
+                "leaves",
+                expected="a function of a leaf's path, such as 'a/mean'",
+                got=f"an error: {error}",
+                advice="For example lambda path: path.endswith('mean').",
+            ) from error
     else:
         try:
             mask = jax.tree.map(
@@ -198,6 +217,23 @@ def all_finite(*trees: PyTree[Array]) -> Bool[Array, ""]:
     """Whether the sum of all squares is finite, so that second moments of their entries are too."""
     squares = [jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(trees)]
     return jnp.isfinite(sum(squares, start=jnp.zeros(())))
+
+
+def finite(tree: PyTree[Array]) -> Bool[Array, ""]:
+    """Whether every entry is finite."""
+    entries = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
+    return jnp.stack(entries).all() if entries else jnp.ones((), bool)
+
+
+def norm(tree: PyTree[Array]) -> Float[Array, ""]:
+    """The Euclidean norm of all entries, in 32 bits at least: squares overflow half precision."""
+
+    def square(leaf):
+        leaf = jnp.asarray(leaf)
+        leaf = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        return (jnp.abs(leaf) ** 2).sum()
+
+    return jnp.sqrt(sum(map(square, jax.tree.leaves(tree)), start=jnp.zeros(())))
 
 
 def leaf_sums(values: Float[Array, "... P"], sizes: tuple[int, ...]) -> Float[Array, "... leaves"]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
-from quell._checks import check_whole
+from quell._arguments import checked
 from quell._errors import invalid
 from quell.noise import Noise
 
@@ -35,12 +35,12 @@ def linear() -> Basis:
     return polynomial(1)
 
 
+@checked()
 def polynomial(order: int) -> Basis:
     """The basis w(ε) = [zᵏ − E[zᵏ]] for k = 1, …, order, component by component.
 
     Order 2 is the paper's quadratic. The powers fit any noise whose moments are known.
     """
-    check_whole("order", order, 1, advice="Use order=1 for linear.")
 
     def apply(noise, draw, params, example):
         z = noise.standardise(draw)
@@ -50,6 +50,7 @@ def polynomial(order: int) -> Basis:
     return Basis(apply)
 
 
+@checked()
 def hermite(order: int, *, cross: bool = False, odd: bool = True) -> Basis:
     """The orthonormal Hermite polynomials of degree 1, …, order, for Gaussian noise.
 
@@ -59,7 +60,6 @@ def hermite(order: int, *, cross: bool = False, odd: bool = True) -> Basis:
         degree at most `order`, which is binomial(D + order, order) − 1 functions.
       odd: whether to keep the functions of odd total degree, which antithetic pairs cancel.
     """
-    check_whole("order", order, 1, advice="Use order=1 for linear.")
     if not odd and order < 2:
         raise invalid(
             "order", expected="at least 2 without odd degrees", got=order, advice="Use 2."
@@ -84,6 +84,7 @@ def hermite(order: int, *, cross: bool = False, odd: bool = True) -> Basis:
     return Basis(apply)
 
 
+@checked()
 def concatenate(*bases: Basis) -> Basis:
     """All functions of several bases, one after the other (the paper's Remark 1)."""
     if not bases:
@@ -95,6 +96,7 @@ def concatenate(*bases: Basis) -> Basis:
     return Basis(apply)
 
 
+@checked()
 def custom(
     fn: Callable[[PyTree[Array], PyTree[Array], PyTree[Array]], Float[Array, " D"]],
     mean: ArrayLike | Callable[[PyTree[Array], PyTree[Array]], Float[Array, " D"]],

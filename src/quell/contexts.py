@@ -12,6 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Key, PyTree
 
+from quell._arguments import checked
 from quell._errors import invalid
 from quell._tree import batch_size
 
@@ -111,6 +112,7 @@ def constant() -> Context:
     )
 
 
+@checked()
 def raw(select: Select | None = None) -> Context:
     """The context h(y) = [1, y]: the example unchanged, as in the paper.
 
@@ -130,6 +132,7 @@ class Standardised(NamedTuple):
     inverse_scale: Float[Array | np.ndarray, " C"]
 
 
+@checked()
 def standardised(select: Select | None = None) -> Context:
     """The context h(y) = [1, (y − mean) / scale]: each column of the example at unit scale.
 
@@ -146,6 +149,7 @@ def standardised(select: Select | None = None) -> Context:
     )
 
 
+@checked()
 def computed(
     function: Callable[[PyTree[Array], PyTree[Array]], PyTree[Array]], of: Context | None = None
 ) -> Context:

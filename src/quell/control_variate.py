@@ -12,9 +12,10 @@ import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from quell import _tree
+from quell._arguments import checked, function
 from quell._checks import checked_problem
 from quell._errors import invalid
-from quell._tree import batch_size, is_shape, row_shapes, shape_leaves
+from quell._tree import batch_size, row_shapes, shape_leaves
 from quell.bases import Basis, linear
 from quell.coefficients._types import Coefficients, Sizes
 from quell.criteria import Criterion, Evidence, mean_features, squared_difference
@@ -63,6 +64,7 @@ class ControlVariate(NamedTuple):
     update: Callable[..., tuple[PyTree[Array], ControlVariateState]]
 
 
+@checked(order=function("order(before, after)"))
 def control_variate(
     key: Key[Array, ""],
     objective: Objective,
@@ -106,7 +108,7 @@ def control_variate(
       An `optax.GradientTransformationExtraArgs`. A batch that is not finite passes through
       uncorrected, teaches nothing, and is counted in `state.skipped`.
     """
-    data = checked_problem(key, objective, data)
+    params, data = checked_problem(key, objective, params, data, loss=False)
     fit_key = jax.random.fold_in(key, 2)  # apart from the two halves that coefficients split off
     control = started_control(
         fit_key, objective, params, data, coefficients, basis, criterion, leaves, order
@@ -166,7 +168,8 @@ def started_control(
 def _sizes(basis: Basis, spec: Noise, params, data, leaves: _tree.Leaves) -> Sizes:
     """The sizes that coefficients must fit, from tracing the basis and the leaves alone."""
     flat = _tree.flattener(leaves, params)
-    draw = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, float), spec.shape, is_leaf=is_shape)
+    drawn = jax.eval_shape(lambda: spec.sample(jax.random.key(0), (1,)))  # noise may be integers
+    draw = jax.tree.map(lambda e: jax.ShapeDtypeStruct(e.shape[1:], e.dtype), drawn)
     example = jax.tree.map(lambda y: jax.ShapeDtypeStruct(y.shape[1:], y.dtype), data)
     w = jax.eval_shape(lambda *args: basis.apply(spec, *args), draw, params, example)
     return Sizes(w.size, flat.sizes, jax.eval_shape(flat.flatten, params).dtype)

@@ -15,6 +15,7 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, PyTree
 
+from quell._arguments import checked
 from quell._checks import check_whole
 from quell._errors import invalid
 
@@ -58,6 +59,7 @@ class Gaussian(NamedTuple):
     covariance: Callable[[Params], Float[Array, "d d"]]
 
 
+@checked()
 def full_covariance(size: int) -> Gaussian:
     """A family with full covariance: `scale` `[d(d+1)/2]` is the packed lower triangle of L."""
     check_whole("size", size, 1, advice="For example data.dim.")
@@ -91,6 +93,7 @@ def full_covariance(size: int) -> Gaussian:
     )
 
 
+@checked()
 def mean_field(size: int) -> Gaussian:
     """A family with diagonal covariance: `scale` `[d]` is the log of the standard deviations."""
     check_whole("size", size, 1, advice="For example data.dim.")

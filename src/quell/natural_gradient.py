@@ -22,6 +22,7 @@ import optax
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Int, PyTree
 
+from quell._arguments import checked, whole
 from quell._checks import check_whole
 from quell._errors import invalid
 from quell.gaussian import (
@@ -53,6 +54,7 @@ class NaturalGradientState(NamedTuple):
     others: PyTree[Array]
 
 
+@checked(num_steps=None, axis=whole(-1, 0))
 def natural_gradient(
     num_steps: int | None,
     *,

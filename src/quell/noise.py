@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Float, Key, PyTree
 
+from quell._arguments import checked, finite_array
+from quell._checks import check_number
 from quell._errors import invalid
 from quell._tree import is_shape, shape_leaves
 
@@ -47,6 +49,7 @@ class Noise(NamedTuple):
         return sum(math.prod(s) for s in shape_leaves(self.shape))
 
 
+@checked(mean=finite_array, covariance=finite_array)
 def normal(
     shape: PyTree[Any], mean: ArrayLike | None = None, covariance: ArrayLike | None = None
 ) -> Noise:
@@ -103,6 +106,7 @@ def normal(
     )
 
 
+@checked(low=check_number, high=check_number)
 def uniform(shape: PyTree[Any], low: float = -1.0, high: float = 1.0) -> Noise:
     """Uniform noise on [low, high]; standardised to unit variance."""
     if not low < high:
@@ -121,6 +125,7 @@ def uniform(shape: PyTree[Any], low: float = -1.0, high: float = 1.0) -> Noise:
     )
 
 
+@checked()
 def laplace(shape: PyTree[Any], loc: float = 0.0, scale: float = 1.0) -> Noise:
     """Laplace noise; standardised to unit variance."""
     if not scale > 0:
@@ -139,6 +144,7 @@ def laplace(shape: PyTree[Any], loc: float = 0.0, scale: float = 1.0) -> Noise:
     return _independent("laplace", shape, draw, moment, quantile, loc, unit)
 
 
+@checked()
 def from_moments(
     shape: PyTree[Any],
     sample: Callable[[Key[Array, ""], tuple[int, ...]], Array],

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell import _tree
+from quell._arguments import GAUSSIAN, checked
 from quell._errors import invalid
 from quell._tree import batch_size, shape_leaves
 from quell.gaussian import Gaussian
@@ -184,6 +185,7 @@ class Objective(NamedTuple):
             )
 
 
+@checked(family=GAUSSIAN)
 def negative_elbo(
     log_likelihood: Callable[[Float[Array, " d"], PyTree[Array]], Float[Array, ""]],
     family: Gaussian,

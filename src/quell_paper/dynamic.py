@@ -44,7 +44,7 @@ def jobs(plan: Plan) -> list[Job]:
 def _run(plan: Plan, variate: Variate, rate: float) -> pd.DataFrame:
     keys = streams(plan)
     stops, tables = plan.dynamic.measured_after, []
-    for steps, (params, _, state) in zip(stops, train(plan, stops, variate, rate).stops):
+    for steps, (params, _, state, _) in zip(stops, train(plan, stops, variate, rate).stops):
         samples = sampler(plan.model, plan.sampling)(keys.fresh, params)
         if variate.other:
             measure = estimator_measurer(plan.model, variate)

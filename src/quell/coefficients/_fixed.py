@@ -3,10 +3,12 @@
 import jax.numpy as jnp
 from jaxtyping import ArrayLike
 
+from quell._arguments import checked
 from quell._errors import invalid
 from quell.coefficients._types import Coefficients, Sizes
 
 
+@checked()
 def fixed(value: ArrayLike) -> Coefficients:
     """Fix Θ for good: a number, or an array `[D, P]` over the controlled entries."""
 

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Key, PyTree
 
+from quell._arguments import WIDTHS, checked
 from quell._errors import invalid
 from quell._mlp import apply_layers, init_layers
 from quell.coefficients._targets import Targets, unit_scale
@@ -54,6 +55,7 @@ class Trunk(NamedTuple):
     apply: Callable[[PyTree[Array], Float[Array, "B C"]], Float[Array, "B H"]]
 
 
+@checked()
 def context_free(
     optimizer: optax.GradientTransformation, *, targets: Targets | None = None
 ) -> Coefficients:
@@ -67,6 +69,7 @@ def context_free(
     return _learned(nothing, constant(), optimizer, jax.nn.initializers.zeros, targets)
 
 
+@checked(hidden=WIDTHS)
 def recognition_network(
     hidden: Sequence[int] = (128, 128, 128),
     optimizer: optax.GradientTransformation | None = None,

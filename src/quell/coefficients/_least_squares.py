@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Float, Int, PyTree
 
+from quell._arguments import checked
 from quell._checks import check_positive, check_whole
 from quell._tree import leaf_sums, spread
 from quell.coefficients._types import Coefficients, Sizes
@@ -79,6 +80,7 @@ class LeastSquares(NamedTuple):
     step: Int[Array, ""]
 
 
+@checked()
 def least_squares(
     context: Context | None = None,
     *,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from quell._checks import check_decay
+from quell._arguments import checked
 from quell._tree import where
 from quell.coefficients._types import Coefficients, Sizes
 
@@ -26,6 +26,7 @@ class RunningAverage(NamedTuple):
     weight: Float[Array, ""]
 
 
+@checked()
 def running_average(decay: float = 0.99) -> Coefficients:
     """Average C* = Cov[g, w] / Var[w] over the steps so far, one basis function at a time.
 
@@ -35,7 +36,6 @@ def running_average(decay: float = 0.99) -> Coefficients:
     Args:
       decay: forgetting, in (0, 1]; 1 averages over all steps.
     """
-    check_decay(decay)
 
     def start(key, sizes: Sizes, params, data):
         D, P = sizes.basis, sizes.outputs

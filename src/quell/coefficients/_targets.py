@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from quell._checks import check_decay, check_positive
+from quell._arguments import checked
 from quell._tree import leaf_means
 from quell.coefficients._types import Sizes
 from quell.criteria import Criterion, Evidence, best_multiplier
@@ -57,6 +57,7 @@ class Statistics(NamedTuple):
     gg: Float[Array, " P"]
 
 
+@checked()
 def unit_scale(*, decay: float = 0.99, per_leaf: bool = False, gated: bool = True) -> Targets:
     """Bring gradients to mean zero and unit spread, with a gate on the correction.
 
@@ -68,7 +69,6 @@ def unit_scale(*, decay: float = 0.99, per_leaf: bool = False, gated: bool = Tru
       per_leaf: one spread for all entries of a leaf instead of one for each entry.
       gated: whether the correction is multiplied by its gate, one for each leaf.
     """
-    check_decay(decay)
 
     def init(sizes: Sizes):
         each = jnp.zeros(sizes.outputs, sizes.dtype)
@@ -121,13 +121,13 @@ def unit_scale(*, decay: float = 0.99, per_leaf: bool = False, gated: bool = Tru
     return Targets(init, scale, update)
 
 
+@checked()
 def raw_targets(scale: float) -> Targets:
     """Divide gradients by one number, and neither centre nor gate them.
 
     The literal reading of the paper, for its reproduction: with scale N the targets are Σ_b g_b up
     to a factor, with scale |B| the coefficients belong to N/|B| Σ_b g_b.
     """
-    check_positive("scale", scale, 1.0)
 
     def update(state, criterion, evidence, prediction):
         examples = evidence.per_example if criterion.per_example else None

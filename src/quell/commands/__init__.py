@@ -1,7 +1,6 @@
-"""The commands: modules with NAME, HELP, add_arguments(parser) and run(args) -> exit code."""
+"""The commands: modules with NAME, HELP, add_arguments(parser) and run(args) -> exit code.
 
-from types import ModuleType
+A module imports JAX when its command runs, so that `quell --help` answers at once.
+"""
 
-from quell.commands import bench, compare, reproduce
-
-COMMANDS: tuple[ModuleType, ...] = (reproduce, compare, bench)
+COMMANDS = ("reproduce", "compare", "bench")

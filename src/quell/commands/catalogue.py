@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Key, PyTree
 
@@ -14,7 +15,7 @@ from quell._errors import invalid
 from quell._tree import number_of_parameters, take
 from quell.coefficients._learned import context_free, recognition_network
 from quell.contexts import Select, as_matrix, standardised
-from quell.datasets._csv import classification, from_csv, regression
+from quell.datasets._csv import Target, classification, from_csv, regression
 from quell.datasets._dataset import Dataset
 from quell.datasets._load import load
 from quell.estimators._closed_form import affordable_basis, closed_form
@@ -31,12 +32,16 @@ from quell.estimators._svrg import svrg
 from quell.estimators._taylor import taylor
 from quell.estimators._types import Estimator, check_sampling
 from quell.models._deep_gp import deep_gp
+from quell.models._likelihoods import gaussian
 from quell.models._logistic import logistic_regression
 from quell.models._neural_network import bayesian_neural_network
 from quell.models._types import Model
 from quell.models._vae import vae
 from quell.objective import Objective
 
+Task = Callable[[str, Sequence[str]], Target]
+
+_CLASSES = 10  # numbers that take more values than this, and many for the rows, are no classes
 _MODEL_KEY = 0  # inducing points are part of the model: the same for every seed
 _COEFFICIENTS = 2**23  # the most coefficients that a step may touch
 _WEIGHTS = 64  # the most weights, each a Hessian–vector product per example
@@ -67,22 +72,72 @@ class _Entry(NamedTuple):
     """The entry of a model in the catalogue: how its problem is made."""
 
     default_data: str
-    task: Any
+    task: Task
     make: Callable[[Dataset], Model]
+    fits: Callable[[Dataset], bool]
+    needs: str
     leaves: tuple[str, ...] = ("x", "y")
     rate: float = 1e-3
     bias: bool = False
 
 
+def either(column: str, cells: Sequence[str]) -> Target:
+    """Read a target as classes, or as numbers if they take too many values to be classes."""
+    found = classification(column, cells)
+    try:
+        values = {float(name) for name in found.classes}
+    except ValueError:
+        return found
+    few = len(values) <= max(_CLASSES, len(cells) // 10)
+    whole = all(value.is_integer() for value in values)
+    return found if len(values) == 2 or (few and whole) else regression(column, cells)
+
+
+def _network(data: Dataset) -> Model:
+    """A network for the classes of a data set, or for its numbers."""
+    if data.classes:
+        return bayesian_neural_network(data.dim, len(data.classes))
+    return bayesian_neural_network(data.dim, 1, likelihood=gaussian(0.1))
+
+
+def _described(data: Dataset) -> str:
+    """The target and the inputs of a data set, as an error message shows them."""
+    if data.classes:
+        shown = ", ".join(data.classes[:5]) + (", …" if len(data.classes) > 5 else "")
+        target = f"{len(data.classes)} classes ({shown})"
+    else:
+        y = np.asarray(data.y) * data.y_scale + data.y_mean
+        shown = ", ".join(f"{value:.5g}" for value in y[:3])
+        target = f"{len(np.unique(y))} different numbers in {len(y)} rows ({shown}, …)"
+    return f"a target of {target}, and inputs from {data.x.min():.3g} to {data.x.max():.3g}"
+
+
 MODELS: dict[str, _Entry] = {
     "logistic": _Entry(
-        "titanic", classification, lambda d: logistic_regression(d.dim), rate=1e-2, bias=True
+        "titanic",
+        either,
+        lambda d: logistic_regression(d.dim),
+        lambda d: len(d.classes) == 2,
+        "a target of two classes",
+        rate=1e-2,
+        bias=True,
     ),
-    "deep-gp": _Entry("airfoil", regression, lambda d: deep_gp(jax.random.key(_MODEL_KEY), d.x)),
-    "bnn": _Entry(
-        "digits", classification, lambda d: bayesian_neural_network(d.dim, max(2, len(d.classes)))
+    "deep-gp": _Entry(
+        "airfoil",
+        regression,
+        lambda d: deep_gp(jax.random.key(_MODEL_KEY), d.x),
+        lambda d: not d.classes,
+        "a target of numbers",
     ),
-    "vae": _Entry("digits", classification, lambda d: vae(d.dim), leaves=("x",)),
+    "bnn": _Entry("digits", either, _network, lambda d: True, "any target"),
+    "vae": _Entry(
+        "digits",
+        either,
+        lambda d: vae(d.dim),
+        lambda d: bool(((d.x >= 0) & (d.x <= 1)).all()),
+        "inputs from 0 to 1, such as the pixels of digits",
+        leaves=("x",),
+    ),
 }
 
 
@@ -101,6 +156,14 @@ def problem(model: str, data: str | None = None, target: str | None = None) -> P
     entry = MODELS[model]
     name = entry.default_data if data is None else data
     table = _load(name, target, entry.task)
+    if not entry.fits(table):
+        raise invalid(
+            f"data for {model}",
+            expected=entry.needs,
+            got=f"{_described(table)} in {Path(name).name}",
+            advice="Choose another target, or another model: logistic takes two classes, deep-gp "
+            "numbers, bnn either.",
+        )
     if entry.bias and not bool((table.x == 1).all(0).any()):  # not twice
         table = table.with_bias()
     made = entry.make(table)
@@ -114,8 +177,8 @@ def problem(model: str, data: str | None = None, target: str | None = None) -> P
     )
 
 
-def _load(name: str, target: str | None, task: Any) -> Dataset:
-    if not name.endswith(".csv"):
+def _load(name: str, target: str | None, task: Task) -> Dataset:
+    if not name.endswith(".csv") and not Path(name).exists():
         return load(name)
     if target is None:
         raise invalid(

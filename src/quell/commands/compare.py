@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+from quell.commands._options import make_writable, names, number, positive, sizes, whole
+
 NAME = "compare"
 HELP = "compare gradient estimators on a model: variance, time and efficiency"
 
@@ -18,20 +20,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--target", metavar="COLUMN", help="the target column of a CSV file")
     parser.add_argument(
-        "--estimators", type=_names, metavar="A,B,…", help="names of estimators; all by default"
+        "--estimators", type=names, metavar="A,B,…", help="names of estimators; all by default"
     )
     parser.add_argument(
-        "--batch-sizes", type=_sizes, default=(10, 100, 1000), metavar="10,100", help="batch sizes"
+        "--batch-sizes", type=sizes, default=(10, 100, 1000), metavar="10,100", help="batch sizes"
     )
-    parser.add_argument("--steps", type=int, default=1000, help="training steps before comparing")
+    parser.add_argument(
+        "--steps", type=whole(0), default=1000, help="training steps before comparing"
+    )
     parser.add_argument(
         "--seconds",
-        type=float,
+        type=positive,
         default=60.0,
         help="time to take, training and compilation included",
     )
-    parser.add_argument("--objective", type=float, help="also measure the time to this objective")
-    parser.add_argument("--seed", type=int, default=0, help="seed of all randomness")
+    parser.add_argument("--objective", type=number, help="also measure the time to this objective")
+    parser.add_argument("--seed", type=whole(0), default=0, help="seed of all randomness")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where table, figure and JSON go")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
 
@@ -50,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
         took = f"{time.monotonic() - began:6.1f} s"
         print(f"{took}  compiling and measuring {name}, batch {size}", file=sys.stderr)
 
+    make_writable(args.out)
     given = problem(args.model, args.data, args.target)
+    chosen = estimators(given, args.estimators)
     init_key, compare_key = jax.random.split(jax.random.key(args.seed))
     try:
         comparison = compare(
@@ -58,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             given.objective,
             given.init(init_key),
             given.data,
-            estimators(given, args.estimators),
+            chosen,
             batch_sizes=args.batch_sizes,
             num_steps=args.steps,
             seconds=args.seconds,
@@ -78,11 +84,3 @@ def run(args: argparse.Namespace) -> int:
         (args.out / "comparison.txt").write_text(f"{given.name}\n\n{comparison}\n")
         comparison.plot(args.out / "frontier.png")
     return 0
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(int(size) for size in _names(text))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from quell._arguments import TEXT, checked, one_of_kinds
 from quell._errors import invalid
 from quell.datasets._dataset import Dataset, from_arrays
 
@@ -21,11 +22,13 @@ class Target(NamedTuple):
     classes: tuple[str, ...]
 
 
+@checked()
 def regression(column: str, cells: Sequence[str]) -> Target:
     """Read a target as numbers, which are then standardised."""
     return Target(_numbers(column, cells), ())
 
 
+@checked()
 def classification(column: str, cells: Sequence[str]) -> Target:
     """Read a target as class names, coded 0, 1, … in order (numeric if all are numbers)."""
     _refuse_missing(column, cells)
@@ -45,6 +48,7 @@ def classification(column: str, cells: Sequence[str]) -> Target:
     return Target(np.array([code[c] for c in cells], float), tuple(ordered))
 
 
+@checked(path=one_of_kinds("a path", "For example 'table.csv'.", str, Path), target=TEXT)
 def from_csv(
     path: str | Path,
     *,
@@ -73,19 +77,23 @@ def from_csv(
     """
     path = Path(path)
     header, rows = _table(path, delimiter)
+    if len(header) == 1:
+        other = next((d for d in ";\t|" if d in header[0] and d != delimiter), None)
+        raise invalid(
+            str(path),
+            expected=f"at least one input column beside the target, separated by {delimiter!r}",
+            got=header,
+            advice=f"The cells look separated by {other!r}: pass delimiter={other!r} to from_csv, "
+            "or save the file with commas."
+            if other
+            else "Check the delimiter.",
+        )
     if target not in header:
         raise invalid(
             "target",
             expected=f"one of the columns {header}",
             got=repr(target),
             advice="Check the spelling, and the delimiter if the columns ran together.",
-        )
-    if len(header) == 1:
-        raise invalid(
-            str(path),
-            expected="at least one input column beside the target",
-            got=header,
-            advice="Check the delimiter.",
         )
     columns = dict(zip(header, zip(*rows)))
     features = tuple(name for name in header if name != target)
@@ -98,10 +106,27 @@ def from_csv(
 
 def _table(path: Path, delimiter: str) -> tuple[list[str], list[list[str]]]:
     """The header and the rows of a CSV file, all of one width; blank lines are skipped."""
+    if path.is_dir():
+        raise invalid(
+            str(path), expected="a CSV file", got="a directory", advice="Name a file in it."
+        )
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file. Check the path.")
-    with path.open(newline="", encoding="utf-8-sig") as file:  # without Excel's mark
-        lines = [[c.strip() for c in line] for line in csv.reader(file, delimiter=delimiter)]
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # without Excel's mark
+            lines = [[c.strip() for c in line] for line in csv.reader(file, delimiter=delimiter)]
+    except UnicodeDecodeError as error:
+        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        raise invalid(
+            str(path),
+            expected="text in UTF-8",
+            got=f"the byte {error.object[error.start]:#04x} on line {line}",
+            advice="Save the file as UTF-8, or convert it: iconv -f latin1 -t utf-8.",
+        ) from error
+    except csv.Error as error:
+        raise invalid(
+            str(path), expected="a CSV file", got=str(error), advice="Is this a text file?"
+        ) from error
     if not lines or not lines[0]:
         raise invalid(
             str(path),

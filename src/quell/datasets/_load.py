@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from quell._arguments import checked
 from quell._errors import invalid
 from quell.datasets._dataset import Dataset, from_arrays
 from quell.datasets._shipped import airfoil, table_lines, titanic
@@ -28,6 +29,7 @@ class _Raw(NamedTuple):
     x_scaling: tuple[float, float] | None = None
 
 
+@checked()
 def load(name: str, *, test_fraction: float = 0.0, seed: int | None = None) -> Dataset:
     """Load a data set by name: a table that ships with quell, or a table of the `data` extra.
 

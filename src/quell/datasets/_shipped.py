@@ -6,6 +6,7 @@ from importlib import resources
 
 import numpy as np
 
+from quell._arguments import checked
 from quell.datasets._dataset import Dataset, from_arrays
 
 # Rows: 1st, 2nd, 3rd class, crew. Columns: male child, female child, male adult, female adult.
@@ -21,6 +22,7 @@ _SHA256 = {
 _AIRFOIL_COLUMNS = ("frequency", "angle", "chord", "velocity", "thickness")
 
 
+@checked()
 def titanic(*, test_fraction: float = 0.0, seed: int | None = None) -> Dataset:
     """The survival of 2201 people on the Titanic by class, age and sex, with a bias column.
 
@@ -57,6 +59,7 @@ def titanic(*, test_fraction: float = 0.0, seed: int | None = None) -> Dataset:
     ).with_bias()
 
 
+@checked()
 def airfoil(*, test_fraction: float = 0.0, seed: int | None = None) -> Dataset:
     """The self-noise of airfoils in a wind tunnel: 1503 sound levels in dB, with 5 inputs.
 

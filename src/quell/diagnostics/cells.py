@@ -1,6 +1,5 @@
 """One estimator at one batch size: its loop, its state after learning, its noise and its time."""
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -8,6 +7,7 @@ import jax
 import optax
 from jaxtyping import Array, Key, PyTree
 
+from quell._checks import check_measured
 from quell.diagnostics.budget import Budget
 from quell.diagnostics.metric import Metric, fisher_metric, optimizer_metric
 from quell.diagnostics.reference import Reference
@@ -96,10 +96,7 @@ def measured_cell(
         seconds=budget.left(),
         precise=precise,
     )
-    if not math.isfinite(found.parts.total.value):
-        raise ValueError(
-            f"estimator: gradients are not finite at batch size {size}. Lower its learning rate."
-        )
+    check_measured(found.parts.total.value, size)
     return Cell(loop, learned, found)
 
 

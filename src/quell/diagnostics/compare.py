@@ -8,6 +8,7 @@ import jax
 import optax
 from jaxtyping import Array, Key, PyTree
 
+from quell._arguments import checked
 from quell._checks import check_positive, check_whole, checked_problem
 from quell._tree import number_of_parameters
 from quell.bases import Basis
@@ -84,6 +85,7 @@ class Comparison(NamedTuple):
         return frontier_figure(self.rows, self.best_baseline, path)
 
 
+@checked()
 def compare(
     key: Key[Array, ""],
     objective: Objective,
@@ -139,7 +141,7 @@ def compare(
       A record that prints as a table, plots and saves itself, the most efficient estimator first.
       An estimator that cannot serve the objective is listed with the reason.
     """
-    data = checked_problem(key, objective, data)
+    params, data = checked_problem(key, objective, params, data)
     check_whole("num_steps", num_steps, 0)
     check_whole("target_steps", target_steps, 1)
     check_positive("seconds", seconds, 60)

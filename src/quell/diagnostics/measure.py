@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Key, PyTree
 
-from quell._checks import check_batch_size, check_positive, check_whole, checked_problem
+from quell._arguments import checked
+from quell._checks import (
+    check_batch_size,
+    check_measured,
+    check_positive,
+    check_whole,
+    checked_problem,
+)
 from quell._errors import invalid
 from quell._tree import number_of_parameters
 from quell.bases import Basis
@@ -36,6 +43,7 @@ _SPARE = 0.05  # share of the time that must be left to find out about memory
 _STEADY = 1000  # steps after which Adam's second moments are those of its gradients
 
 
+@checked()
 def measure(
     key: Key[Array, ""],
     objective: Objective,
@@ -104,7 +112,7 @@ def measure(
     Returns:
       A record that prints as a table, plots and saves itself.
     """
-    data = checked_problem(key, objective, data)
+    params, data = checked_problem(key, objective, params, data)
     check_estimator("estimator", estimator)
     check_batch_size(batch_size, objective.num_data)
     check_whole("warm_up", warm_up, 0)
@@ -148,6 +156,7 @@ def measure(
             reference=reference,
             seconds=budget.share(_VARIANCE),
         )
+        check_measured(found.parts.total.value, batch_size)
         say("time per step", batch_size)
         allowed = budget.share(_TIMING)
         (taken,) = seconds_per_step(keys[2], {"": loop}, {"": state}, seconds=allowed).values()

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import optax
 from jaxtyping import Array, Key, PyTree
 
+from quell._arguments import checked
 from quell._checks import check_batch_size, check_positive, check_whole, checked_problem
 from quell.diagnostics.budget import status
 from quell.diagnostics.metric import family_of, fisher_metric
@@ -110,6 +111,7 @@ class Recommendation(NamedTuple):
         }
 
 
+@checked()
 def recommend(
     key: Key[Array, ""],
     objective: Objective,
@@ -153,7 +155,7 @@ def recommend(
       A record that prints as a table: `fit(..., estimator=advice.estimator,
       batch_size=advice.batch_size)`.
     """
-    data = checked_problem(key, objective, data)
+    params, data = checked_problem(key, objective, params, data)
     check_batch_size(batch_size, objective.num_data)
     N = objective.num_data
     largest = N if largest is None else largest

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from quell import _tree, bases
+from quell._arguments import checked
 from quell._tree import batch_size
 from quell.contexts import Select, as_matrix
 from quell.estimators._sampling import antithetic, monte_carlo
@@ -72,6 +73,7 @@ class ClosedForm(NamedTuple):
     refreshes: Int[Array, ""]
 
 
+@checked()
 def closed_form(
     *,
     sampling: Estimator | None = None,

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from quell import _tree
+from quell._arguments import checked, function
 from quell._tree import batch_size
 from quell.bases import Basis
 from quell.coefficients._types import Coefficients
@@ -20,6 +21,7 @@ from quell.estimators._types import (
 )
 
 
+@checked(order=function("order(before, after)"))
 def controlled(
     coefficients: Coefficients,
     *,
@@ -62,6 +64,6 @@ def controlled(
             norm = optax.tree.norm(jax.tree.map(jnp.subtract, gradient, quieter))
             return Estimate(quieter, value, state, norm)
 
-        return Started(init=lambda key, params: control.init(key), estimate=estimate)
+        return Started(lambda key, params: control.init(key), estimate, guarded=True)
 
     return Estimator(f"controlled({sampling.name})", start)

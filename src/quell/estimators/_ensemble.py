@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from quell._checks import check_decay, check_positive
+from quell._arguments import ESTIMATOR, checked
 from quell._errors import invalid
 from quell.estimators._pooling import Pooling, one_coefficient
 from quell.estimators._terms import Change, Term, changed, given, minus
@@ -37,6 +37,7 @@ class Weighted(NamedTuple):
     weight: Float[Array, ""]
 
 
+@checked(others=ESTIMATOR)
 def ensemble(
     base: Estimator,
     *others: Estimator,
@@ -117,8 +118,6 @@ def _weighted(
     ridge: float,
 ) -> Estimator:
     """The estimator G₀ − Σᵢ aᵢ cᵢ with cᵢ = G₀ − Gᵢ, whose coefficients start at `prior`."""
-    check_decay(decay)
-    check_positive("ridge", ridge, 1.0)
 
     def start(key, objective, params, data) -> Started:
         members = start_members(key, objective, params, data)

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
+from quell import _tree
+from quell._arguments import checked
 from quell._checks import check_data
 from quell._tree import take
 from quell.estimators._quadratic import MakeQuadratic, mean_of, second_order
@@ -38,6 +40,7 @@ class Joint(NamedTuple):
     inner: PyTree[Array]
 
 
+@checked()
 def joint(inner: Estimator | None = None, *, quadratic: MakeQuadratic = second_order) -> Estimator:
     """Apply any estimator to the objective minus a quadratic stand-in for each point's gradient.
 
@@ -92,9 +95,12 @@ def joint(inner: Estimator | None = None, *, quadratic: MakeQuadratic = second_o
             quieter = minus(objective, stand_in, mean)
             found = inside.estimate(key, quieter, params, batch, state.inner)
             expected = expected_gradient(params, batch.examples)  # renewed after use: unbiased
-            return found._replace(state=_visit(state, rows, shares, params, expected, found.state))
+            finite = _tree.finite((found.gradient, expected))  # one NaN would stay in the total
+            entries = _tree.where(finite, (params, expected), (pasts, take(state.expected, rows)))
+            table, expected = entries
+            return found._replace(state=_visit(state, rows, shares, table, expected, found.state))
 
-        return Started(init, estimate, refresh_inside(inside))
+        return Started(init, estimate, refresh_inside(inside), inside.guarded)
 
     return Estimator(f"joint({inner.name})", start)
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
+from quell._arguments import checked
 from quell._mlp import Dense, apply_layers, init_layers
 from quell._tree import take
 from quell.contexts import Select, as_matrix
@@ -34,6 +35,7 @@ class LearnedSurrogate(NamedTuple):
     inner: PyTree[Array]
 
 
+@checked()
 def learned_surrogate(
     inner: Estimator | None = None,
     *,

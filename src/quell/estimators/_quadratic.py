@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from quell._arguments import checked
 from quell.estimators._ensemble import without_term
 from quell.estimators._pooling import Pooling, per_leaf
 from quell.estimators._terms import Term, inner_or_plain, structure_of
@@ -56,6 +57,7 @@ def second_order(
     return Quadratic(centre, slope(centre, example), jax.jacfwd(slope)(centre, example))
 
 
+@checked()
 def quadratic_surrogate(
     inner: Estimator | None = None,
     *,

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
+from quell._arguments import checked
 from quell._errors import invalid
 from quell._tree import batch_size
 from quell.estimators._types import Batch, Estimate, Estimator, Sampling, stateless
@@ -24,6 +25,7 @@ def plain(name: str, sampling: Sampling) -> Estimator:
     return Estimator(name, lambda key, objective, params, data: stateless(estimate), sampling)
 
 
+@checked()
 def monte_carlo(draws: int = 1, *, shared: bool = False) -> Estimator:
     """Draw independently: the plain reparameterisation gradient.
 
@@ -39,6 +41,7 @@ def monte_carlo(draws: int = 1, *, shared: bool = False) -> Estimator:
     return plain(_name("monte_carlo", draws, shared), Sampling(draw))
 
 
+@checked()
 def antithetic(draws: int = 2, *, shared: bool = False) -> Estimator:
     """Draw in pairs, a draw and its mirror image: every odd function of the noise cancels.
 
@@ -63,6 +66,7 @@ def antithetic(draws: int = 2, *, shared: bool = False) -> Estimator:
     return plain(_name("antithetic", draws, shared), Sampling(draw, balanced=True))
 
 
+@checked()
 def quasi_monte_carlo(draws: int = 8, *, shared: bool = False) -> Estimator:
     """Draw Sobol points, randomised for each example separately: draws that keep their distance.
 

@@ -3,6 +3,7 @@
 import jax
 from jaxtyping import Array, Float, PyTree
 
+from quell._arguments import checked
 from quell.estimators._ensemble import without_term
 from quell.estimators._pooling import Pooling
 from quell.estimators._terms import Term, changed, inner_or_plain, structure_of
@@ -11,6 +12,7 @@ from quell.gaussian import Gaussian
 from quell.objective import Objective
 
 
+@checked()
 def score_function(
     inner: Estimator | None = None, *, pooling: Pooling | None = None, decay: float = 0.99
 ) -> Estimator:

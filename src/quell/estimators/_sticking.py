@@ -2,12 +2,14 @@
 
 import jax
 
+from quell._arguments import checked
 from quell.estimators._score import log_density
 from quell.estimators._terms import changed, inner_or_plain, minus, structure_of
 from quell.estimators._types import Estimator
 from quell.objective import Objective
 
 
+@checked()
 def sticking_the_landing(inner: Estimator | None = None) -> Estimator:
     """Differentiate −log p(y | w) + (log q(w) − log p(w)) / N through w = w(θ, ε) alone.
 

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
-from quell._checks import check_data, check_whole
+from quell._arguments import checked
+from quell._checks import check_data
 from quell._errors import invalid
 from quell._tree import batch_size
 from quell.estimators._sampling import monte_carlo
@@ -55,6 +56,7 @@ class Svrg(NamedTuple):
     inner: PyTree[Array]
 
 
+@checked()
 def svrg(
     inner: Estimator | None = None,
     *,
@@ -87,8 +89,6 @@ def svrg(
         `monte_carlo()` by default.
     """
     inner = inner_or_plain(inner)
-    if every is not None:
-        check_whole("every", every, 1, advice="Try 2 N / B.")
     if held is not None and full_pass is not None:
         raise invalid(
             "full_pass",

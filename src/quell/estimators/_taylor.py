@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
+from quell._arguments import checked
 from quell._tree import is_shape
 from quell.estimators._ensemble import without_term
 from quell.estimators._pooling import Pooling, per_leaf
@@ -18,6 +19,7 @@ from quell.noise import Noise
 from quell.objective import Objective
 
 
+@checked()
 def taylor(
     inner: Estimator | None = None, *, pooling: Pooling | None = per_leaf, decay: float = 0.99
 ) -> Estimator:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
+from quell._arguments import ESTIMATOR
 from quell._errors import invalid
 from quell._tree import take
 from quell.objective import Objective
@@ -66,11 +67,14 @@ class Started(NamedTuple):
         The objective is an argument, so that an outer estimator can pass an objective with the
         same mean gradient and less noise: this is how estimators compose.
       refresh: the work to do between steps, if there is any.
+      guarded: whether `estimate` itself keeps its state if the gradient is not finite. Otherwise
+        the loop restores the state, which costs a copy in every step: too much for large tables.
     """
 
     init: Callable[[Key[Array, ""], PyTree[Array]], PyTree[Array]]
     estimate: Callable[[Key[Array, ""], Objective, PyTree[Array], Batch, PyTree[Array]], Estimate]
     refresh: Refresh | None = None
+    guarded: bool = False
 
 
 class Sampling(NamedTuple):
@@ -126,20 +130,12 @@ def refresh_inside(
 
 def stateless(estimate: Callable[..., Estimate]) -> Started:
     """An estimator without a state."""
-    return Started(init=lambda key, params: (), estimate=estimate)
+    return Started(init=lambda key, params: (), estimate=estimate, guarded=True)
 
 
 def check_estimator(argument: str, value: Any) -> None:
     """Refuse anything but an estimator."""
-    if isinstance(value, Estimator):
-        return
-    forgotten = callable(value)  # a factory without its parentheses
-    raise invalid(
-        argument,
-        expected="an estimator, such as quell.antithetic()",
-        got=getattr(value, "__name__", repr(value)) if forgotten else repr(value),
-        advice="Call the factory: it returns the estimator." if forgotten else "Pass an estimator.",
-    )
+    ESTIMATOR(argument, value)
 
 
 def check_sampling(argument: str, value: Any) -> Sampling:

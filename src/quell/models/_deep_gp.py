@@ -9,13 +9,14 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Key
 from scipy.cluster.vq import kmeans2
 
-from quell._checks import check_whole
+from quell._arguments import KEY, checked
 from quell._errors import invalid
 from quell.models._gp_layer import Layer, gp_layer
 from quell.models._types import Model, predictor
 from quell.noise import normal
 
 
+@checked(key=KEY)
 def deep_gp(
     key: Key[Array, ""],
     x_train: Float[ArrayLike, "N d"],
@@ -68,8 +69,6 @@ def deep_gp(
       params `{"layer0": {"mean": [M, D], "scale": [D, M(M+1)/2]}, …}`.
     """
     x = _check_inputs(x_train, num_inducing)
-    check_whole("num_layers", num_layers, 1)
-    check_whole("inner_dim", inner_dim, 1)
     scales = (*[inner_scale] * (num_layers - 1), last_scale)
     centroids = _centroids(key, x, num_inducing)
     layers = _stack(x, centroids, inner_dim, variance, lengthscale, scales, learn_hyperparameters)
@@ -171,7 +170,6 @@ def _check_inputs(x_train: ArrayLike, num_inducing: int) -> np.ndarray:
             got=f"shape {x.shape}" if x.ndim != 2 else "non-finite values",
             advice="Give one row per example; drop or fill rows with missing values.",
         )
-    check_whole("num_inducing", num_inducing, 1)
     distinct = len(np.unique(x, axis=0))
     if num_inducing > distinct:
         raise invalid(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from quell._arguments import checked
 from quell._errors import invalid
 
 
@@ -50,6 +51,7 @@ def bernoulli() -> Likelihood:
     return Likelihood(log_prob, moments)
 
 
+@checked()
 def gaussian(variance: float) -> Likelihood:
     """A likelihood for numbers: the output is the mean of y, with known variance; moments `[]`."""
     if not variance > 0:

@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import jax
 
-from quell._checks import check_whole
+from quell._arguments import checked
 from quell.gaussian import Gaussian, full_covariance
-from quell.models._types import Model, weights_model
+from quell.models._types import Model, family_of, weights_model
 
 
+@checked()
 def logistic_regression(dim: int, family: Callable[[int], Gaussian] = full_covariance) -> Model:
     """A classifier p(y = 1 | x, w) = σ(wᵀx) with prior w ~ N(0, I) and a Gaussian posterior.
 
@@ -24,8 +25,7 @@ def logistic_regression(dim: int, family: Callable[[int], Gaussian] = full_covar
     >>> logistic_regression(4).noise.shape
     (4,)
     """
-    check_whole("dim", dim, 1)
-    weights = family(dim)
+    weights = family_of(family, dim)
 
     def log_likelihood(w, example):
         # log σ(±z) = y z − log(1 + eᶻ)

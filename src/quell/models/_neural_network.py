@@ -7,13 +7,15 @@ from itertools import accumulate
 import jax
 import jax.numpy as jnp
 
+from quell._arguments import checked
 from quell._checks import check_whole
 from quell.gaussian import Gaussian, mean_field
 from quell.models._likelihoods import Likelihood, categorical
-from quell.models._types import Model, predictor, weights_model
+from quell.models._types import Model, family_of, predictor, weights_model
 from quell.noise import normal
 
 
+@checked()
 def bayesian_neural_network(
     dim: int,
     outputs: int,
@@ -42,7 +44,7 @@ def bayesian_neural_network(
     """
     split, size = _layers(dim, hidden, outputs)
     likely = categorical() if likelihood is None else likelihood
-    weights = family(size)
+    weights = family_of(family, size)
 
     def forward(w, x):
         V, a, U, b = split(w)

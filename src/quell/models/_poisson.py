@@ -5,11 +5,12 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
-from quell._checks import check_whole
+from quell._arguments import checked
 from quell.gaussian import Gaussian, full_covariance
-from quell.models._types import Model, weights_model
+from quell.models._types import Model, family_of, weights_model
 
 
+@checked()
 def poisson_regression(dim: int, family: Callable[[int], Gaussian] = full_covariance) -> Model:
     """A model of counts, y ~ Poisson(exp(wᵀx)), with prior w ~ N(0, I) and a Gaussian posterior.
 
@@ -26,8 +27,7 @@ def poisson_regression(dim: int, family: Callable[[int], Gaussian] = full_covari
     >>> poisson_regression(4).noise.shape
     (4,)
     """
-    check_whole("dim", dim, 1)
-    weights = family(dim)
+    weights = family_of(family, dim)
 
     def log_likelihood(w, example):
         # log p(y) = y z − eᶻ − log y!

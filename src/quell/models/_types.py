@@ -6,6 +6,8 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, Float, Key, PyTree
 
+from quell._arguments import GAUSSIAN
+from quell._errors import invalid
 from quell.gaussian import Gaussian
 from quell.noise import Noise
 from quell.objective import Objective, negative_elbo
@@ -50,6 +52,21 @@ class Model(NamedTuple):
         if self.family is None or self.log_likelihood is None:
             return Objective(self.loss, self.noise, num_data, self.regulariser)
         return negative_elbo(self.log_likelihood, self.family, num_data=num_data)
+
+
+def family_of(family: Callable[[int], Gaussian], size: int) -> Gaussian:
+    """The family of so many weights, from its factory."""
+    try:
+        made = family(size)
+    except TypeError as error:
+        raise invalid(
+            "family",
+            expected="a factory of families, such as quell.mean_field",
+            got=f"an error when called with {size}: {error}",
+            advice="Pass the factory itself.",
+        ) from error
+    GAUSSIAN("family", made)
+    return made
 
 
 def weights_model(

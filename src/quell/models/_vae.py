@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from quell._checks import check_whole
+from quell._arguments import checked
 from quell._mlp import apply_layers, init_layers
 from quell.models._types import Model, predictor
 from quell.noise import normal
@@ -12,6 +12,7 @@ from quell.noise import normal
 _KERNEL = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 
 
+@checked()
 def vae(dim: int, *, latent: int = 5, hidden: int = 50) -> Model:
     """An autoencoder: p(x | z) Bernoulli with logits decoder(z), q(z | x) = N(m(x), diag s(x)²).
 
@@ -27,8 +28,6 @@ def vae(dim: int, *, latent: int = 5, hidden: int = 50) -> Model:
       A model for examples `{"x": [d]}` (other leaves are ignored) with noise `[K]`. Its `predict`
       reconstructs the inputs.
     """
-    for argument, size in (("dim", dim), ("latent", latent), ("hidden", hidden)):
-        check_whole(argument, size, 1)
     noise = normal(latent)
 
     def init(key):

@@ -1,14 +1,20 @@
-"""Checks of a run: the arguments before the first step, the objective right after it."""
+"""Checks of a run before the first step."""
 
+from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, PyTree
+import jax
+from jaxtyping import Array, Key, PyTree
 
-from quell._checks import check_batch_size, check_whole, checked_problem
-from quell._errors import invalid
-from quell._tree import named_leaves
+from quell._checks import (
+    check_batch_size,
+    check_function,
+    check_key,
+    check_optimizer,
+    check_traces,
+    check_whole,
+    checked_problem,
+)
 from quell.estimators._types import check_estimator
 from quell.training.hooks import check_hooks
 
@@ -16,40 +22,35 @@ from quell.training.hooks import check_hooks
 def checked_arguments(
     key: Any,
     objective: Any,
+    params: Any,
     data: PyTree[Any],
     optimizer: Any,
     estimator: Any,
+    batches: Any,
     hooks: Any,
     *,
     num_steps: int,
     batch_size: int,
-) -> PyTree[Array]:
-    """The data as arrays, after a check that the arguments of `fit` work together."""
-    data = checked_problem(key, objective, data, seeds=True)
-    # by its functions, not its class: any pair of init and update is an optimiser
-    if not (callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")):
-        raise invalid(
-            "optimizer",
-            expected="an optax.GradientTransformation",
-            got=type(optimizer).__name__,
-            advice="Pass for example optax.adam(1e-2).",
-        )
+) -> tuple[PyTree[Array] | Callable[[Key[Array, ""]], PyTree[Array]], PyTree[Array]]:
+    """Parameters and data, after a check that the arguments of `fit` work together."""
+    check_key(key, seeds=True)
+    function = drawn(params)
+    first = params
+    if function:  # checked by the parameters that it draws for the first run
+        one = key[0] if key.ndim else key
+        check_traces("params", "params(key)", params, one)
+        first = params(one)
+    first, data = checked_problem(key, objective, first, data, seeds=True)
+    check_optimizer(optimizer)
     check_estimator("estimator", estimator)
+    check_function("batches", batches, "such as quell.reshuffle")
     check_hooks(hooks)
     check_whole("num_steps", num_steps, 0)
     check_batch_size(batch_size, objective.num_data)
-    return data
+    return params if function else first, data
 
 
-def check_finite(objective: np.ndarray, data: PyTree[Array]) -> None:
-    """Refuse a run whose first estimate of the objective is not finite."""
-    if np.isfinite(objective).all():
-        return
-    bad = [name for name, leaf in named_leaves(data) if not bool(jnp.isfinite(leaf).all())]
-    about_data = f"data{', data'.join(bad)} holds NaN or infinity: clean it" if bad else ""
-    raise invalid(
-        "objective",
-        expected="a finite value at the first step",
-        got=objective.tolist(),
-        advice=f"{about_data or 'The data are finite: check params, and logarithms in the loss'}.",
-    )
+def drawn(params: Any) -> bool:
+    """Whether parameters are a function that draws them, rather than a pytree."""
+    # A pytree may be callable too, such as a module of Equinox; a function is its own leaf.
+    return callable(params) and jax.tree_util.all_leaves([params])

@@ -9,19 +9,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from quell._tree import number_of_parameters
 from quell.estimators._sampling import monte_carlo
 from quell.estimators._types import Estimator
 from quell.objective import Objective
 from quell.training.batches import Batches, reshuffle
-from quell.training.checks import check_finite, checked_arguments
+from quell.training.checks import checked_arguments, drawn
 from quell.training.hooks import Callback, Checkpoint, Hook, Monitors, Progress
 from quell.training.identity import identity_of
 from quell.training.loop import Carried, Loop, RunKeys, compiled_loop, run_keys, start_key
 from quell.training.progress import Bar, default_bar
 from quell.training.resume import held_back, saving
+from quell.training.skips import check_progress, stopped_after, warn_of_skips, warn_of_stop
 
 _PLAIN = monte_carlo()  # a default argument is made once
 _CHUNK_LEAST = 64  # a shorter chunk would save nothing
@@ -40,9 +41,11 @@ class Fit(NamedTuple):
       estimator_state: the state of the gradient estimator, such as a control variate's.
       optimizer_state: the state of the optimiser.
       history: one value per step, on the host, by name: "objective", the estimate of the objective;
-        "gradient_norm", ‖G̃‖; "correction_norm", ‖Ĝ − G̃‖, zero without a control variate; and the
-        value of each monitor, NaN at steps without an evaluation.
-      num_steps: the number of steps taken.
+        "gradient_norm", ‖G̃‖; "correction_norm", ‖Ĝ − G̃‖, zero without a control variate;
+        "skipped", 1 at steps that were skipped and 0 at others; and the value of each monitor, NaN
+        at steps without an evaluation.
+      num_steps: the number of steps, fewer than asked for if the run stopped.
+      skipped: the number of steps that were skipped because they were not finite, `[K]` for K keys.
     """
 
     params: PyTree[Array]
@@ -50,11 +53,16 @@ class Fit(NamedTuple):
     optimizer_state: PyTree[Array]
     history: History
     num_steps: int
+    skipped: int | Int[np.ndarray, " seeds"]
 
     def __repr__(self) -> str:
-        last = self.history["objective"][..., -100:].mean() if self.num_steps else np.nan
-        P = number_of_parameters(self.params)
-        return f"Fit({self.num_steps} steps, {P} parameters, objective about {last:.5g})"
+        taken = self.history["skipped"] == 0
+        late = np.flatnonzero(taken.reshape(-1, self.num_steps).any(0))[-100:]
+        values = self.history["objective"][..., late][taken[..., late]]
+        last = values.mean() if values.size else np.nan
+        P, skipped = number_of_parameters(self.params), int(np.sum(self.skipped))
+        steps = f"{self.num_steps} steps" + (f", {skipped} skipped" if skipped else "")
+        return f"Fit({steps}, {P} parameters, objective about {last:.5g})"
 
 
 def fit(
@@ -77,6 +85,10 @@ def fit(
     depends on the arguments alone, never on how the run was cut into chunks. Every call compiles
     anew and keeps nothing: for several seeds, pass several keys to one call.
 
+    The data must be finite. A step whose objective, gradient or next parameters are not finite is
+    skipped: parameters and states keep their values, a warning names the first such step, and the
+    result counts them. After a hundred in a row the run stops with what it has reached.
+
     Args:
       key: a typed key (`jax.random.key`), or an array `[K]` of keys for K runs in one compiled
         loop, in which case every result has a leading axis of length K.
@@ -96,12 +108,14 @@ def fit(
     Returns:
       The parameters, the states and the history.
     """
-    data = checked_arguments(
+    params, data = checked_arguments(
         key,
         objective,
+        params,
         data,
         optimizer,
         estimator,
+        batches,
         hooks,
         num_steps=num_steps,
         batch_size=batch_size,
@@ -153,13 +167,24 @@ def fit(
 
         every = [hook.every for hook in visits]
         bar = (bars[-1] if bars else default_bar)(num_steps)
-        carried = _run(loop, keys, carried, data, step, table, every, visit, bar)
+        look = partial(
+            warn_of_skips,
+            batches=batches,
+            keys=keys,
+            num_data=objective.num_data,
+            batch_size=batch_size,
+        )
+        carried, ended = _run(loop, keys, carried, data, step, table, every, visit, look, bar)
+    history = _history(loop, table[..., :ended, :])
+    skipped = history["skipped"].astype(bool)
+    check_progress(skipped, history["objective"])
     return Fit(
         carried.params,
         carried.estimator_state,
         carried.optimizer_state,
-        _history(loop, table),
-        num_steps,
+        history,
+        ended,
+        skipped.sum(-1) if key.ndim else int(skipped.sum()),
     )
 
 
@@ -172,11 +197,13 @@ def _run(
     table: Float[np.ndarray, "*seeds T columns"],
     every: list[int],
     visit: Callable[[int, Carried], None],
+    look: Callable[[Bool[np.ndarray, "*seeds T"]], None],
     bar: Bar,
-) -> Carried:
-    """Take the steps from `step` on, chunk by chunk, filling the table."""
-    num_steps = table.shape[-2]
-    pace = 1 if step == 0 else loop.length  # the first step alone, so that it can be checked
+) -> tuple[Carried, int]:
+    """Take the steps from `step` on, chunk by chunk, filling the table; returns their number."""
+    num_steps, skips = table.shape[-2], table[..., loop.columns.index("skipped")]
+    pace = 1 if step == 0 else loop.length  # the first step alone: it waits for compilation
+    looked, ended = bool((skips[..., :step] > 0).any()), None
     objective = np.nan
     try:
         while step < num_steps:
@@ -187,19 +214,30 @@ def _run(
             carried, rows = loop.advance(keys, carried, data, step, steps)
             bar.update(step, objective)  # while the device is busy
             table[..., step : step + steps, :] = np.asarray(rows)[..., :steps, :]
-            if step == 0:
-                check_finite(table[..., 0, 0], data)
-                pace = loop.length
-            else:
-                seconds = (time.monotonic() - began) / steps  # chunks decide visits, never results
-                pace = min(loop.length, max(1, int(_CHUNK_SECONDS / seconds)))
+            seconds = (time.monotonic() - began) / steps  # chunks decide visits, never results
+            pace = (
+                loop.length
+                if step == 0
+                else min(loop.length, max(1, int(_CHUNK_SECONDS / seconds)))
+            )
             step += steps
             objective = float(np.mean(table[..., step - 1, 0]))
-            visit(step, carried)
+            skipped = skips[..., :step] > 0
+            if skipped.any():
+                ended = stopped_after(skipped)
+                if not looked and not skipped.all():  # without any progress `fit` raises an error
+                    look(skipped)
+                    looked = True
+            if ended is None or step == ended:  # not later, since chunks never change a run
+                visit(step, carried)
+            if ended is not None:
+                if not skipped.all():
+                    warn_of_stop(ended)
+                break
         bar.update(step, objective)
     finally:
         bar.close()
-    return carried
+    return carried, num_steps if ended is None else ended
 
 
 def _chunk_length(data: PyTree[Array], batch_size: int, needed: list[int]) -> int:
@@ -212,9 +250,7 @@ def _chunk_length(data: PyTree[Array], batch_size: int, needed: list[int]) -> in
 
 def _initial(params: Any, key: Key[Array, "*seeds"]) -> PyTree[Array]:
     """θ₀, with a leading axis if the key has one."""
-    # A pytree may be callable too, such as a module of Equinox; a function is its own leaf.
-    is_function = callable(params) and jax.tree_util.all_leaves([params])
-    if is_function:
+    if drawn(params):
         return jax.vmap(params)(key) if key.ndim else params(key)
     # A copy, since the loop consumes its arguments.
     return jax.tree.map(

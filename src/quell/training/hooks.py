@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, PyTree
 
+from quell._arguments import checked
 from quell._checks import check_whole
 from quell._errors import invalid
 from quell.training.loop import Step
@@ -64,6 +65,7 @@ def monitor(*, every: int = 100, **functions: Monitor) -> Monitors:
     return Monitors(tuple(functions.items()), every)
 
 
+@checked()
 def callback(
     function: Callable[[int, PyTree[Array], dict[str, Any]], None], *, every: int = 1000
 ) -> Callback:
@@ -80,6 +82,7 @@ def callback(
     return Callback(function, every)
 
 
+@checked()
 def checkpoint(directory: str | os.PathLike[str], *, every: int = 1000) -> Checkpoint:
     """Keep checkpoints in a directory: an interrupted run continues exactly from its last one.
 
@@ -123,7 +126,7 @@ def check_hooks(hooks: Any) -> None:
                 advice="For example hooks=[quell.checkpoint('run')].",
             )
     names = [name for hook in hooks if isinstance(hook, Monitors) for name, _ in hook.functions]
-    taken = {"objective", "gradient_norm", "correction_norm"}
+    taken = {"objective", "gradient_norm", "correction_norm", "skipped"}
     if len({*names, *taken}) < len(names) + len(taken):
         raise invalid(
             "hooks",

@@ -9,10 +9,13 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
+from quell import _tree
 from quell._tree import strongly_typed, take
 from quell.estimators._types import Batch, Estimate, Refresh, Started
 from quell.objective import Objective
 from quell.training.batches import Batches
+
+PATIENCE = 100  # steps in a row that are not finite, after which a run stands still
 
 
 class RunKeys(NamedTuple):
@@ -58,11 +61,13 @@ class Carried(NamedTuple):
       params: θ.
       optimizer_state: the state of the optimiser.
       estimator_state: the state of the gradient estimator.
+      failures: the number of steps in a row, up to now, that were not finite, `[]`.
     """
 
     params: PyTree[Array]
     optimizer_state: PyTree[Array]
     estimator_state: PyTree[Array]
+    failures: Int[Array, ""] | int = 0
 
 
 class Step(NamedTuple):
@@ -105,7 +110,7 @@ class Loop(NamedTuple):
       next_visit: `next_visit(step)`, the next step before which `refresh` must be called.
       length: the most steps of one call.
       columns: the name of each column of the table: "objective", "gradient_norm",
-        "correction_norm" and the monitors' names.
+        "correction_norm", "skipped" and the monitors' names.
     """
 
     start: Callable[..., Carried]
@@ -130,6 +135,9 @@ def compiled_loop(
 ) -> Loop:
     """The loop of one configuration, compiled at its first call.
 
+    A step whose objective, gradient or next parameters are not finite is skipped: everything that
+    is carried keeps its value. After `PATIENCE` such steps in a row the run stands still.
+
     Args:
       started: the gradient estimator.
       monitors: hooks with `functions`, pairs of a name and a function of a `Step`, and `every`.
@@ -139,7 +147,7 @@ def compiled_loop(
     """
     optimizer = optax.with_extra_args_support(optimizer)  # some optimisers need `value`
     names = [name for hook in monitors for name, _ in hook.functions]
-    columns = ("objective", "gradient_norm", "correction_norm", *names)
+    columns = ("objective", "gradient_norm", "correction_norm", "skipped", *names)
 
     def start(keys: RunKeys, params):
         state = started.init(keys.init, params)
@@ -159,17 +167,29 @@ def compiled_loop(
         return lax.cond(seen.step % hook.every == 0, ask, skip)  # costs nothing in between
 
     def one_step(key, monitor_key, step, carried: Carried, batch: Batch):
-        params, optimizer_state, state = carried
+        params, optimizer_state, state, failures = carried
         gradient, value, new_state, correction_norm = estimate(key, params, batch, state)
-        updates, optimizer_state = optimizer.update(gradient, optimizer_state, params, value=value)
-        row = [value, optax.tree.norm(gradient), correction_norm]
+        gradient = _tree.typed_like(gradient, params)
+        norm = _tree.norm(gradient)
+        updates, new_optimizer_state = optimizer.update(
+            gradient, optimizer_state, params, value=value
+        )
+        new_params = optax.apply_updates(params, updates)
+        finite = jnp.isfinite(value) & jnp.isfinite(norm) & _tree.finite(new_params)
+        taken = finite & (failures < PATIENCE)
+        row = [value, norm, correction_norm, ~taken]
         if monitors:
             own_key = jax.random.fold_in(monitor_key, step)  # monitors do not change the run
             seen = Step(own_key, step, params, batch, value, gradient, state, objective, estimate)
             row += [entry for hook in monitors for entry in watch(hook, seen)]
-        new_params = optax.apply_updates(params, updates)
+        failures = jnp.where(taken, 0, failures + 1)
+        reached = Carried(new_params, new_optimizer_state, new_state, failures)
+        reached = _tree.typed_like(reached, carried)
+        kept = carried._replace(failures=failures)
+        if started.guarded:  # then a choice would only cost a copy
+            kept = kept._replace(estimator_state=reached.estimator_state)
         row = jnp.stack([jnp.asarray(entry, float) for entry in row])
-        return Carried(new_params, optimizer_state, new_state), row
+        return _tree.where(taken, reached, kept), row
 
     def advance(keys: RunKeys, carried, data, step, steps):
         width = min(length, _GATHER)
@@ -203,9 +223,9 @@ def compiled_loop(
 
     def refreshed(keys: RunKeys, carried: Carried, data, step):
         key = jax.random.fold_in(keys.refreshes, step)
-        params, optimizer_state, state = carried
-        state = work.run(key, objective, params, data, batch_size, state)
-        return Carried(params, optimizer_state, state)
+        params, state = carried.params, carried.estimator_state
+        refreshed = work.run(key, objective, params, data, batch_size, state)
+        return carried._replace(estimator_state=_tree.typed_like(refreshed, state))
 
     if seeds:
         start, due = jax.vmap(start), jax.vmap(due)

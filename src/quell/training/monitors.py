@@ -3,13 +3,14 @@
 import jax
 
 from quell import _tree
-from quell._checks import check_whole
+from quell._arguments import checked
 from quell.estimators._sampling import monte_carlo
 from quell.estimators._types import Estimator, batch_of, check_sampling
 from quell.training.hooks import Monitor
 from quell.training.loop import Step
 
 
+@checked()
 def variance_ratio(*, gradients: int = 64, against: Estimator | None = None) -> Monitor:
     """Monitor the variance of the run's gradient over that of one plain draw: a ratio of traces.
 
@@ -23,7 +24,6 @@ def variance_ratio(*, gradients: int = 64, against: Estimator | None = None) -> 
       against: draws to compare with instead of one plain draw, such as `antithetic()`, the sampling
         that the estimator controls.
     """
-    check_whole("gradients", gradients, 2)
     plain = check_sampling("against", monte_carlo() if against is None else against)
 
     def ratio(seen: Step):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Int, Key, PyTree
 
@@ -14,6 +15,7 @@ from quell.estimators._types import Estimator, Started, refresh_inside
 from quell.objective import Objective
 from quell.training.batches import reshuffle
 from quell.training.loop import compiled_loop, run_keys, start_key
+from quell.training.skips import check_training
 
 _CHUNK = 256  # steps of one call of the loop
 
@@ -48,6 +50,8 @@ def short_training(
 ) -> ShortRun:
     """The parameters after some steps of the training loop, and the path that led there.
 
+    Steps that are not finite are skipped, as in `fit`; a training that they stop is refused.
+
     Args:
       key: the key for batches and noise.
       objective: L.
@@ -57,7 +61,8 @@ def short_training(
       optimizer: any optax optimiser.
       num_steps: T.
       batch_size: |B|.
-      path: W, the number of last steps whose parameters are kept; at least one if there are any.
+      path: W, the number of last steps whose parameters are kept, fewer if steps were skipped; at
+        least one if there are any.
       jit: the compilation, `jax.jit` or one that is quicker.
       seconds: the time after which the training ends early, with compilation.
     """
@@ -73,18 +78,20 @@ def short_training(
     keys = run_keys(key)
     # The loop consumes its arguments, so it starts from a copy.
     carried = loop.start(keys, jax.tree.map(jnp.array, params))
-    step, pace = 0, length if seconds == math.inf else 1
+    step, pace, tables = 0, length if seconds == math.inf else 1, []
     while step < num_steps and (step == 0 or time.monotonic() < until):
         carried = loop.refresh(keys, carried, data, step)
         steps = min(pace, num_steps - step, loop.next_visit(step) - step)
-        carried, _ = loop.advance(keys, carried, data, step, steps)
-        jax.block_until_ready(carried)
+        carried, table = loop.advance(keys, carried, data, step, steps)
+        tables.append(np.asarray(table)[:steps])  # waits for the steps
         if step == 0:  # compiled by now, and steps are cheap beside that
             until = max(until, time.monotonic() + seconds / 2)
         step, pace = step + steps, min(length, 4 * pace)
+    if tables:
+        check_training(loop.columns, np.concatenate(tables))
     if not W:
         return ShortRun(carried.params, (), step)
-    kept = max(1, step - (num_steps - W))
+    kept = max(1, int(carried.estimator_state.step) - (num_steps - W))  # steps may be skipped
     path_there = jax.tree.map(lambda p: p[:kept], carried.estimator_state.path)
     return ShortRun(carried.params, path_there, step)
 
