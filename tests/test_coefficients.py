@@ -247,7 +247,7 @@ def test_fixed_coefficients_take_a_number_or_an_array(key):
         (lambda: coefficients.running_average(0.0), ["decay", "(0, 1]", "0.0", "0.99"]),
         (lambda: coefficients.running_average(1.5), ["decay", "1.5"]),
         (lambda: coefficients.recognition_network(()), ["hidden", "at least one layer", "()"]),
-        (lambda: coefficients.recognition_network((8, 0)), ["hidden", "(8, 0)"]),
+        (lambda: coefficients.recognition_network((8, 0)), ["hidden", "got 0"]),
         (
             lambda: coefficients.recognition_network(network=3),
             ["network", "pair", "Flax", "Equinox", "int"],

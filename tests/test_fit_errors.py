@@ -49,9 +49,10 @@ def test_data_of_another_length_than_the_objective(key):
 
 @pytest.mark.parametrize("make", [quell.callback, quell.checkpoint, quell.monitor])
 def test_hooks_that_are_never_called(make):
-    arguments = {"f": len} if make is quell.monitor else {}
+    given = {quell.callback: [print], quell.checkpoint: ["run"], quell.monitor: []}[make]
+    named = {"f": len} if make is quell.monitor else {}
     with pytest.raises(ValueError, match="every: expected 1 to"):
-        make(*([] if arguments else ["run"]), every=0, **arguments)
+        make(*given, every=0, **named)
 
 
 def test_monitors_that_are_no_functions():

@@ -4,6 +4,7 @@ The public names are those of `quell._public`. They are imported when the first 
 for, since they need JAX, while `quell --help` must answer at once.
 """
 
+import importlib
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -12,10 +13,15 @@ if TYPE_CHECKING:
     from quell._public import *  # noqa: F403
 
 
+_ROOMS = ("bases", "coefficients", "contexts", "criteria", "estimators")  # modules among the names
+
+
 class _Package(ModuleType):
     """A package whose public names are functions even if a module has the same name."""
 
     def __getattr__(self, name: str) -> object:
+        if name in _ROOMS:
+            return importlib.import_module(f"quell.{name}")
         if not name.startswith("_"):
             from quell import _public
 

@@ -42,9 +42,11 @@ def checked(**own: Rule | None) -> Callable[[F], F]:
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             for name, value in signature.bind(*args, **kwargs).arguments.items():
-                rule = rules[name]
-                if rule is not None and value is not signature.parameters[name].default:
-                    rule(name, value)
+                rule, parameter = rules[name], signature.parameters[name]
+                if rule is None or value is parameter.default:
+                    continue
+                for each in value if parameter.kind is parameter.VAR_POSITIONAL else (value,):
+                    rule(name, each)
             return function(*args, **kwargs)
 
         return cast(F, call)
@@ -255,7 +257,7 @@ RULES: Mapping[str, Rule] = {
     "loc": check_number,
     "log_likelihood": function("log_likelihood(w, example)"),
     "log_prior": function("log_prior(w)"),
-    "memories": several(positive(4.0), "(4.0, 32.0)", least=1),
+    "memory": positive(8.0),
     "moments": several(finite_array, "(0.0, 1.0)"),
     "most": whole(1),
     "name": TEXT,
@@ -271,12 +273,10 @@ RULES: Mapping[str, Rule] = {
     "others": OPTIMIZER,
     "outputs": whole(1),
     "per_leaf": FLAG,
-    "points": FLAG,
     "pooling": optional(part("a pooling", "quell.estimators.per_leaf", "split", "join")),
     "quadratic": function("quadratic(structure, mean, example)"),
     "report": function("report(name, batch_size)"),
     "ridge": positive(1.0),
-    "ridges": several(positive(1e-2), "(1e-4, 1e-2)", least=1),
     "sample": function("sample(key, shape)"),
     "sampling": ESTIMATOR,
     "scale": positive(1.0),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
-from quell._arguments import checked
+from quell._arguments import BASIS, checked
 from quell._errors import invalid
 from quell.noise import Noise
 
@@ -84,7 +84,7 @@ def hermite(order: int, *, cross: bool = False, odd: bool = True) -> Basis:
     return Basis(apply)
 
 
-@checked()
+@checked(bases=BASIS)
 def concatenate(*bases: Basis) -> Basis:
     """All functions of several bases, one after the other (the paper's Remark 1)."""
     if not bases:

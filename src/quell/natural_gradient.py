@@ -22,7 +22,7 @@ import optax
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Int, PyTree
 
-from quell._arguments import checked, whole
+from quell._arguments import checked
 from quell._checks import check_whole
 from quell._errors import invalid
 from quell.gaussian import (
@@ -54,7 +54,7 @@ class NaturalGradientState(NamedTuple):
     others: PyTree[Array]
 
 
-@checked(num_steps=None, axis=whole(-1, 0))
+@checked(num_steps=None, axis=None)
 def natural_gradient(
     num_steps: int | None,
     *,
@@ -231,5 +231,7 @@ def _check_arguments(num_steps: Any, rate: Any, bound: Any, family: Any, axis: A
             got=repr(family),
             advice="Leave it out unless d = 1.",
         )
-    if axis not in (None, -1, 0):
-        raise invalid("axis", expected="-1 or 0", got=axis, advice="Leave it out unless asked.")
+    if not (axis is None or (isinstance(axis, int) and axis in (-1, 0))):
+        raise invalid(
+            "axis", expected="-1 or 0", got=repr(axis), advice="Leave it out unless asked."
+        )

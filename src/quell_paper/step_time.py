@@ -83,13 +83,15 @@ def _ways(plan: Plan, variate: Variate) -> tuple[Callable[[], Any], Callable[[],
 
     @jax.jit
     def step(carried, t):
-        params, optimizer_state, state = carried
+        params, optimizer_state, state, _ = carried
         batch = batch_of(data, reshuffle(batch_key, t, 1, objective.num_data, BATCH_SIZE)[0])
         step_key = jax.random.fold_in(noise_key, t)
         estimate = estimator.estimate(step_key, objective, params, batch, state)
         updates, optimizer_state = optimizer.update(estimate.gradient, optimizer_state, params)
         moved = optax.apply_updates(params, updates)
-        return type(carried)(moved, optimizer_state, estimate.state)
+        return carried._replace(
+            params=moved, optimizer_state=optimizer_state, estimator_state=estimate.state
+        )
 
     # Each way keeps its own copy, because the loop consumes its argument.
     states = {"loop": carried, "single": jax.tree.map(jnp.copy, carried)}

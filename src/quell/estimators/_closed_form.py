@@ -157,7 +157,7 @@ def closed_form(
                 refreshes=state.refreshes + 1,
             )
 
-        return Started(init, estimate, Refresh(due, refresh))
+        return Started(init, estimate, Refresh(due, refresh), guarded=True)
 
     return Estimator("closed_form()", start)
 

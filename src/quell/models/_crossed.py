@@ -6,6 +6,7 @@ from itertools import accumulate
 import jax.numpy as jnp
 import numpy as np
 
+from quell._arguments import checked, several, whole
 from quell._checks import check_whole
 from quell._errors import invalid
 from quell.gaussian import mean_field
@@ -14,6 +15,7 @@ from quell.models._types import Model, predictor
 from quell.noise import normal
 
 
+@checked(levels=several(whole(1), "(200, 300)", least=1))
 def crossed_effects(
     levels: Sequence[int], *, likelihood: Likelihood | None = None, initial_scale: float = 0.1
 ) -> Model:

@@ -64,6 +64,7 @@ def bayesian_neural_network(
     return weights_model(init, log_likelihood, weights, moments)
 
 
+@checked()
 def local_neural_network(
     dim: int,
     outputs: int,

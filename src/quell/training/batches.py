@@ -12,8 +12,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int, Int32, Key, UInt32
 
-from quell._arguments import KEY, checked
-
 Batches = Callable[
     [Key[Array, ""], Int[Array, ""] | int, int, int, int], Int32[Array, "num_steps batch_size"]
 ]
@@ -21,7 +19,6 @@ Batches = Callable[
 _ROUNDS = 8  # four suffice with ideal round functions (Luby and Rackoff, 1988); `_mixed` is not
 
 
-@checked(key=KEY)
 def reshuffle(
     key: Key[Array, ""],
     step: Int[Array, ""] | int,
@@ -53,7 +50,6 @@ def reshuffle(
     return indices.astype(jnp.int32).reshape(num_steps, batch_size)
 
 
-@checked(key=KEY)
 def with_replacement(
     key: Key[Array, ""],
     step: Int[Array, ""] | int,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Array, Float, PyTree
 
 from quell._arguments import checked
+from quell._arguments import function as called
 from quell._checks import check_whole
 from quell._errors import invalid
 from quell.training.loop import Step
@@ -65,7 +66,7 @@ def monitor(*, every: int = 100, **functions: Monitor) -> Monitors:
     return Monitors(tuple(functions.items()), every)
 
 
-@checked()
+@checked(function=called("function(step, params, history)"))
 def callback(
     function: Callable[[int, PyTree[Array], dict[str, Any]], None], *, every: int = 1000
 ) -> Callback:
@@ -75,10 +76,6 @@ def callback(
       function: the function.
       every: steps from one call to the next.
     """
-    check_whole("every", every, 1)
-    if not callable(function):
-        advice = "Pass a function of step, params and history."
-        raise invalid("function", expected="a function", got=repr(function), advice=advice)
     return Callback(function, every)
 
 
