@@ -161,7 +161,7 @@ def as_the_paper_says(model, base):
 
 
 def results(*records):
-    return collected(records, dict(PAPER))
+    return collected([], records, dict(PAPER))
 
 
 def test_when_everything_is_as_the_paper_says_every_claim_holds():

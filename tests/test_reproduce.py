@@ -192,8 +192,8 @@ def test_undecided_claims_take_more_seeds_up_to_the_cap(tmp_path, monkeypatch):
     plan, rounds = replace(TINY, looks=3), []
     undecided, settled = (job.identity for job in static.jobs(plan))
     claims = [SimpleNamespace(undecided_jobs=frozenset({undecided}))]
-    monkeypatch.setattr(laboratory, "run", lambda jobs, out: rounds.append(list(jobs)))
-    monkeypatch.setattr(laboratory, "collected", lambda records, plans: records)
+    monkeypatch.setattr(laboratory, "run", lambda jobs, *_: rounds.append(list(jobs)))
+    monkeypatch.setattr(laboratory, "collected", lambda *_: None)
     monkeypatch.setattr(laboratory, "judge", lambda results: claims)
     monkeypatch.setattr(laboratory, "publish", lambda *args: None)
     laboratory.reproduce({"logistic": plan}, tmp_path, experiments=("static",))
@@ -207,6 +207,14 @@ def test_undecided_claims_take_more_seeds_up_to_the_cap(tmp_path, monkeypatch):
     claims[0].undecided_jobs = frozenset()
     laboratory.reproduce({"logistic": plan}, tmp_path, experiments=("static",))
     assert [len(jobs) for jobs in rounds] == [2]
+
+
+def test_jobs_for_which_there_is_no_time_are_named(whole, tmp_path, capsys):
+    assert reproduce(tmp_path, "static", "--minutes", "0") == 0
+    assert "2 of 2 jobs are left for another time" in capsys.readouterr().err
+    for page in ("report.html", "reproduction.md"):
+        assert "static logistic linear squared_difference none" in (tmp_path / page).read_text()
+        assert "left for another time" not in (whole / page).read_text()
 
 
 def test_a_setting_has_a_place_of_its_own(tmp_path):

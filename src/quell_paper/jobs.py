@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 import quell
-from quell_paper.config import BATCH_SIZE, CLOSED_FORM, Network, Plan, Variate
+from quell_paper.config import BATCH_SIZE, CLOSED_FORM, EXTREMES, FULL, Network, Plan, Variate
 
 
 class Job(NamedTuple):
@@ -24,7 +24,8 @@ class Job(NamedTuple):
       setting: all values on which the result depends, as JSON.
       run: `run()` makes the table of results.
       weight: the expected time in microseconds, for the estimate of the remaining time.
-      supplement: whether the result stands in the paper's supplement only.
+      rank: jobs of a smaller rank tell more and run first: 0 for the literal main setting, 1 for
+        the main learning rate and basis, 2 for the rest.
       alone: whether no other job may run beside the job, because it measures time.
     """
 
@@ -32,7 +33,7 @@ class Job(NamedTuple):
     setting: Mapping[str, Any]
     run: Callable[[], pd.DataFrame]
     weight: float
-    supplement: bool = False
+    rank: int = 0
     alone: bool = False
 
     @property
@@ -44,9 +45,9 @@ class Job(NamedTuple):
     def label(self) -> str:
         """The job in a few words."""
         words = ("model", "basis", "criterion", "network", "scale", "order", "learning_rate")
-        return " ".join(
-            [self.experiment, *(str(self.setting[w]) for w in words if w in self.setting)]
-        )
+        told = [self.experiment, *(str(self.setting[w]) for w in words if w in self.setting)]
+        more = self.setting.get("first_seed", 0)
+        return " ".join(told + ([f"from seed {more}"] if more else []))
 
 
 def identity(experiment: str, setting: Mapping[str, Any]) -> str:
@@ -91,8 +92,10 @@ def variate_job(
     if variate == CLOSED_FORM:  # not fixed by its name, unlike the paper's variates
         common["source"] = _source_of_estimators()
     weight = plan.seeds * steps * (step_microseconds(plan.model, variate) + step_extra)
-    supplement = variate.basis != "linear" or rate != plan.main_learning_rate
-    return Job(experiment, common | setting, partial(run, plan, variate, rate), weight, supplement)
+    main = variate.basis == "linear" and rate == plan.main_learning_rate
+    literal = main and variate.scale == FULL and variate.hidden in EXTREMES
+    rank = 0 if variate.other or literal else (1 if main else 2)
+    return Job(experiment, common | setting, partial(run, plan, variate, rate), weight, rank)
 
 
 @lru_cache

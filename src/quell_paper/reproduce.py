@@ -4,6 +4,8 @@ A claim that the seeds do not decide takes more of them, in batches, up to the l
 the level of every interval accounts for all looks (`Results.level`).
 """
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +49,7 @@ def reproduce(
     *,
     experiments: Sequence[str] = EXPERIMENTS,
     command: str = "quell reproduce",
+    minutes: float = math.inf,
 ) -> Outcome:
     """Run the missing jobs of some experiments, and write all results into `out`.
 
@@ -58,24 +61,29 @@ def reproduce(
       out: a directory, made if it is missing. Jobs whose records it holds are not run again.
       experiments: the names of the experiments.
       command: the command that the report names as its origin.
+      minutes: the time after which no further job begins; the report names the jobs that are left.
 
     Returns:
       The claims with their verdicts, and the sentence on the library's own estimator.
     """
     store.write_file(out / ".writable", "")  # better an error now than after the first job
     (out / ".writable").unlink()
-    chosen: list[Job] = all_jobs(plans, experiments)
-    results = collected(run(chosen, out), plans)
+    until, jobs = time.monotonic() + 60 * minutes, all_jobs(plans, experiments)
+    results = collected(jobs, run(jobs, out, until), plans)
     for look in range(1, max(plan.looks for plan in plans.values())):
         wanted = frozenset().union(*(claim.undecided_jobs for claim in judge(results)))
         batches = [
             {name: replace(plan, batch=batch) for name, plan in plans.items() if look < plan.looks}
             for batch in range(1, look + 1)  # a part may be undecided only now
         ]
-        more = [j for b in batches for j in all_jobs(b, experiments) if j.identity in wanted]
-        known = {(job.identity, job.setting.get("first_seed")) for job in chosen}
-        more = [j for j in more if (j.identity, j.setting.get("first_seed")) not in known]
+        known = {(job.identity, job.setting.get("first_seed")) for job in jobs}
+        more = [
+            job
+            for batch in batches
+            for job in all_jobs(batch, experiments)
+            if job.identity in wanted and (job.identity, job.setting.get("first_seed")) not in known
+        ]
         if more:
-            chosen += more
-            results = collected(run(chosen, out), plans)
+            jobs += more
+            results = collected(jobs, run(jobs, out, until), plans)
     return publish(results, out, command)

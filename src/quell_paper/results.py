@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from quell_paper.config import AMORTISED, LITERAL, Plan, Procedure
-from quell_paper.jobs import identity
+from quell_paper.jobs import Job, identity
 from quell_paper.store import Record
 
 _MAIN = {"network": AMORTISED, "criterion": "squared_difference", "basis": "linear"}
@@ -25,6 +25,7 @@ class Results(NamedTuple):
       plans: the plan of each model.
       seconds: the time of all records together.
       versions: the versions of the packages behind the first record.
+      left: the jobs without a record, in words.
       used: the identities of the jobs whose rows have been selected.
     """
 
@@ -32,6 +33,7 @@ class Results(NamedTuple):
     plans: dict[str, Plan]
     seconds: float
     versions: Mapping[str, str]
+    left: Sequence[str]
     used: set[str]
 
     @property
@@ -113,14 +115,18 @@ class Results(NamedTuple):
         return rows.pivot(index="seed", columns="step", values="nelbo")
 
 
-def collected(records: Sequence[Record], plans: dict[str, Plan]) -> Results:
-    """The results of some records."""
+def collected(
+    jobs: Sequence[Job], found: Sequence[Record | None], plans: dict[str, Plan]
+) -> Results:
+    """The results of some jobs, each with its record, or None if it has not run."""
     tables: dict[str, list[pd.DataFrame]] = {}
+    records = [record for record in found if record is not None]
     for record in records:
         tables.setdefault(record.experiment, []).append(_tidy(record))
     joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
     versions = records[0].versions if records else {}
-    return Results(joined, plans, sum(record.seconds for record in records), versions, set())
+    left = [job.label for job, record in zip(jobs, found) if record is None]
+    return Results(joined, plans, sum(r.seconds for r in records), versions, left, set())
 
 
 def late_static(plan: Plan, rows: pd.DataFrame) -> pd.DataFrame:

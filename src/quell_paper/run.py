@@ -1,5 +1,6 @@
 """The runner: it runs jobs side by side, stores their records and shows the remaining time."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +19,15 @@ _WORKERS = 2  # compilation uses one core: two jobs keep two cores busy
 _COMPILATION = 3e6  # time to compile a job, in microseconds like its weight
 
 
-def run(jobs: Sequence[Job], out: Path) -> list[Record]:
+def run(jobs: Sequence[Job], out: Path, until: float = math.inf) -> list[Record | None]:
     """Find the records of all jobs in `out`, or make them; in the order of the jobs.
 
     Jobs are independent and run two at a time, each compiled for all of its seeds. Jobs that
     measure time run alone, at the end.
+
+    Args:
+      until: the time by `time.monotonic` after which no further job begins; the jobs that are left
+        have None for a record.
     """
     store.sweep(out)
     records: dict[int, Record] = {}
@@ -33,9 +38,9 @@ def run(jobs: Sequence[Job], out: Path) -> list[Record]:
             records[i] = record
         if complaint is not None:
             complaints.append(f"{complaint}: the job runs again")
-    # The paper's own figures come first, its supplement later: an early look shows most.
+    # What tells most comes first: an early look shows most, and the rest may be cut off.
     missing = [i for i in range(len(jobs)) if i not in records]
-    missing.sort(key=lambda i: jobs[i].supplement)
+    missing.sort(key=lambda i: jobs[i].rank)
     with _bar() as bar:
         say = partial(bar.console.print, markup=False, highlight=False, soft_wrap=True)
         if records:
@@ -45,21 +50,29 @@ def run(jobs: Sequence[Job], out: Path) -> list[Record]:
         report = _reporter([jobs[i] for i in missing], bar, say)
         for alone, workers in ((False, _WORKERS), (True, 1)):
             chosen = [i for i in missing if jobs[i].alone == alone]
-            for i, record in _finished(jobs, chosen, workers, out, say):
-                records[i] = record
-                report(jobs[i], record.seconds)
-    return [records[i] for i in range(len(jobs))]
+            for i, record in _finished(jobs, chosen, workers, out, until, say):
+                if record is not None:
+                    records[i] = record
+                    report(jobs[i], record.seconds)
+        if left := len(jobs) - len(records):
+            say(f"{left} of {len(jobs)} jobs are left for another time")
+    return [records.get(i) for i in range(len(jobs))]
 
 
 def _finished(
-    jobs: Sequence[Job], indices: Sequence[int], workers: int, out: Path, say: Callable
-) -> Iterator[tuple[int, Record]]:
+    jobs: Sequence[Job],
+    indices: Sequence[int],
+    workers: int,
+    out: Path,
+    until: float,
+    say: Callable,
+) -> Iterator[tuple[int, Record | None]]:
     """Run jobs on threads (compiled code releases Python's lock) and yield each when it ends.
 
     After an error or an interruption no further job begins; running jobs end and are stored.
     """
     with ThreadPoolExecutor(workers) as pool:
-        futures = {pool.submit(_made, jobs[i], out): i for i in indices}
+        futures = {pool.submit(_made, jobs[i], out, until): i for i in indices}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -70,7 +83,9 @@ def _finished(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _made(job: Job, out: Path) -> Record:
+def _made(job: Job, out: Path, until: float) -> Record | None:
+    if time.monotonic() > until:
+        return None
     begin = time.perf_counter()
     table = job.run()
     return store.write(out, job.experiment, job.setting, table, time.perf_counter() - begin)

@@ -1,6 +1,7 @@
 """`quell reproduce`: the experiments of the paper, its figures, its table and its claims."""
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="all", choices=(*MODELS, "all"), help="default: all")
     parser.add_argument("--seeds", type=int, help="independent runs in a batch (default: 10, 5)")
     parser.add_argument("--quick", action="store_true", help="few seeds and short runs: minutes")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=math.inf,
+        help="no further job begins after this time; the report names the jobs that are left",
+    )
     parser.add_argument(
         "--out", type=Path, default=Path("out"), help="directory; finished jobs are kept"
     )
@@ -44,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
         args.out,
         experiments=EXPERIMENTS if args.experiment == "all" else (args.experiment,),
         command=_command(args),
+        minutes=args.minutes,
     )
     print(*told(outcome, args.out, args.quick), sep="\n")
     return 0
