@@ -1,6 +1,7 @@
 """What an expert would do instead: L-BFGS over all the data, and NumPyro's own SVI."""
 
 import time
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -52,11 +53,13 @@ def lbfgs(problem: Problem, draws: int | None, seconds: float, seed: int) -> Pat
     with jax.enable_x64(True):
         data, noise, start = (jax.tree.map(bounds._double, t) for t in (problem.data, noise, start))
         flat, unravel = ravel_pytree(start)
+        small = objective.num_data < bounds.CHUNK // bounds.NODES  # of memory, at once
 
         def value(flat, data, noise):
             params = unravel(flat)
             if noise is None:
-                return bounds._by_chunks(bound.value, params, data) + bound.prior(params)
+                every = bound.value if small else partial(bounds._by_chunks, bound.value)
+                return every(params, data) + bound.prior(params)
             return objective.value(params, noise, data)
 
         compiled = jax.jit(jax.value_and_grad(value))

@@ -116,9 +116,10 @@ def _gaps(ready: Callable[[int], Racer], found: dict, judge: Evaluator) -> dict:
             )
             chosen = average if config["use"] == "average" else last
             values.append(judge.full(chosen)[: len(steps)].tolist())
-            seconds.append(seconds_at(Run(**run), steps))
+            seconds.append(seconds_at(Run(**{"core": 1.0} | run), steps))
             same.append(bool(np.isclose(check, run["check"], rtol=1e-4, atol=1e-4)))
         kept = {key: value for key, value in config.items() if key != "runs"}
+        kept["core"] = float(np.median([run.get("core", 1.0) for run in config["runs"]]))
         kept["refresh_share"] = float(np.mean([_refresh_share(run) for run in config["runs"]]))
         results.append(kept | {"steps": steps, "seconds": seconds, "values": values, "same": same})
     costs = {key: found[key] for key in ("cold", "per_step", "per_refresh")}

@@ -11,7 +11,6 @@ from _race.problems import Problem
 from quell.diagnostics.records import as_json, versions
 from quell.plotting._style import COLOURS, GREY, new_figure, saved, styled
 
-BEGIN, END = "<!-- begin tables -->", "<!-- end tables -->"
 PARTS = {"prices": "time", "advice": "time", "noise": "gaps", "limit": "gaps"}
 LINES = {"Adam": "--", "natural": "-"}
 EXPERT_LINES = {"L-BFGS, exact bound": "-", "L-BFGS, 8 draws": ":", "L-BFGS, 32 draws": "-."}
@@ -39,11 +38,9 @@ def gather(name: str, problem: Problem, optimum: float | None, out: Path, docs: 
         },
         "versions": versions("numpyro", "scipy"),
     }
-    for part in ("checks", "limit"):
-        paths = [out / name / phase / f"{part}.json" for phase in ("time", "gaps")]
-        document[part] = {
-            k: v for p in paths if p.exists() for k, v in json.loads(p.read_text()).items()
-        }
+    for part, phase in PARTS.items():
+        file = out / name / phase / f"{part}.json"
+        document[part] = json.loads(file.read_text()) if file.exists() else None
     path = docs / "race" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(as_json(_rounded(document)), indent=1, allow_nan=False) + "\n")
@@ -122,12 +119,12 @@ def _setting(r: dict) -> dict:
 
 def _band(values: np.ndarray) -> list[float]:
     """Median, least and most."""
-    values = np.nan_to_num(np.asarray(values, float), nan=np.inf)
+    values = np.nan_to_num(np.asarray(values, float), nan=np.inf, posinf=np.inf)
     return [float(np.median(values)), float(values.min()), float(values.max())]
 
 
 def _curve(r: dict, best: float) -> dict:
-    gaps = np.nan_to_num(r["values"] - best, nan=np.inf)
+    gaps = np.nan_to_num(r["values"] - best, nan=np.inf, posinf=np.inf)
     return _setting(r) | {
         "seconds": np.median(r["seconds"], 0).tolist(),
         "median": np.median(gaps, 0).tolist(),

@@ -4,7 +4,6 @@ A timed run visits the host as often as `fit` does and keeps nothing but times. 
 replayed, untimed, for the params on the way: results do not depend on how a run is cut.
 """
 
-import math
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,7 +20,10 @@ from quell.training.fit import _chunk_length
 from quell.training.loop import Carried, Loop, compiled_loop, run_keys, start_key
 
 MARKS = 20  # params kept along a run
-STRETCH = 0.03  # seconds of steps that are timed at once
+STRETCH = 0.01  # seconds of steps that are timed at once, the fastest of
+STRETCHES = 12
+ALONE = 0.93  # the share of a core during a run that counts as a machine of its own
+ATTEMPTS = 6  # to find one
 
 
 class Racer(NamedTuple):
@@ -52,12 +54,14 @@ class Run(NamedTuple):
       seconds: the time since the start at each visit, after its refresh.
       refreshes: pairs of a step and the seconds of its refresh.
       check: the sum of all final params, which a replay must reproduce.
+      core: the time of the processor over the time of the clock.
     """
 
     steps: list[int]
     seconds: list[float]
     refreshes: list[tuple[int, float]]
     check: float
+    core: float
 
 
 def racer(
@@ -80,11 +84,14 @@ def racer(
     carried = loop.refresh(keys, carried, problem.data, 0)
     carried = _advanced(loop, keys, carried, problem, 0, 1)
     cold = time.perf_counter() - began
-    fresh = jax.block_until_ready(loop.start(keys, params))
-    began = time.perf_counter()
-    if jax.block_until_ready(loop.refresh(keys, fresh, problem.data, 0)) is fresh:
-        began = math.inf
-    per_refresh = max(0.0, time.perf_counter() - began)
+    refreshes = []
+    for _ in range(3):
+        fresh = jax.block_until_ready(loop.start(keys, params))
+        began = time.perf_counter()
+        if jax.block_until_ready(loop.refresh(keys, fresh, problem.data, 0)) is fresh:
+            break
+        refreshes.append(time.perf_counter() - began)
+    per_refresh = min(refreshes, default=0.0)
 
     def stretch_of(count, carried):
         began = time.perf_counter()
@@ -97,19 +104,29 @@ def racer(
         count = min(loop.length, 2 * count)
         taken, carried = stretch_of(count, carried)
     times = [taken]
-    for _ in range(3):
+    for _ in range(STRETCHES):
         taken, carried = stretch_of(count, carried)
         times.append(taken)
     return Racer(problem, started, loop, batch, cold, min(times), per_refresh)
 
 
 def timed(racer: Racer, setting: Setting, num_steps: int, seed: int) -> Run:
-    """One run from cold params, timed; everything is compiled before."""
+    """One run from cold params, timed; everything is compiled before.
+
+    A run that had to share its core is repeated, and the fastest counts: the steps are the same.
+    """
+    runs: list[Run] = []
+    while not runs or (runs[-1].core < ALONE and len(runs) < ATTEMPTS):
+        runs.append(_timed_once(racer, setting, num_steps, seed))
+    return min(runs, key=lambda run: run.seconds[-1])
+
+
+def _timed_once(racer: Racer, setting: Setting, num_steps: int, seed: int) -> Run:
     loop, problem = racer.loop, racer.problem
     keys, carried = _start(racer, setting, num_steps, seed)
     jax.block_until_ready(carried)
     steps, seconds, refreshes = [0], [0.0], []
-    step, began = 0, time.perf_counter()
+    step, used, began = 0, time.process_time(), time.perf_counter()
     while step < num_steps:
         before = time.perf_counter()
         after = loop.refresh(keys, carried, problem.data, step)
@@ -123,7 +140,8 @@ def timed(racer: Racer, setting: Setting, num_steps: int, seed: int) -> Run:
         step = end
         steps.append(step)
         seconds.append(time.perf_counter() - began)
-    return Run(steps, seconds, refreshes, _sum(carried.params))
+    core = (time.process_time() - used) / seconds[-1]
+    return Run(steps, seconds, refreshes, _sum(carried.params), core)
 
 
 def replayed(
