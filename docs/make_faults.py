@@ -179,8 +179,8 @@ def properties(examples: int) -> None:
         for line in done.stdout.splitlines():
             if line.startswith("tests/test_properties.py::"):
                 name = line.partition("::")[2].rstrip(":")
-            elif " passing examples" in line and "generate phase" not in line and name:
-                passing = int(line.partition(" passing examples")[0].split()[-1])
+            elif " passing, " in line and name:
+                passing = int(line.partition(" passing, ")[0].split()[-1])
                 cases[name] = cases.get(name, 0) + passing
         print(done.stdout[-1500:], cases, flush=True)
         keep("properties", {"cases": cases, "failed": failed, "machine": machine()})

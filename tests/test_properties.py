@@ -310,10 +310,11 @@ def test_checkpoints_of_any_arrays_come_back_and_any_flipped_bit_is_noticed(
     place = data.draw(st.integers(0, 8 * len(content) - 1))
     content[place // 8] ^= 1 << place % 8
     (directory / "2" / name).write_bytes(content)
-    with warnings.catch_warnings(record=True) as told, in_directory(directory, IDENTITY) as opened:
+    with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        assert opened.latest == 1
-        back = opened.restore(early)
+        with in_directory(directory, IDENTITY) as opened:
+            assert opened.latest == 1
+            back = opened.restore(early)
     assert [w for w in told if f"{directory / '2'}" in str(w.message)]
     assert all(early[k].tobytes() == back[k].tobytes() for k in early)
 

@@ -26,6 +26,7 @@ from quell.training.identity import differences
 from quell.training.lock import gone, locked
 
 _FORMAT = 1
+_FILES = ("arrays.npz", "manifest.json")
 _SUMS = "SHA256SUMS"
 _ADVICE = "Name a new directory, or resume with the arguments of the interrupted run."
 
@@ -127,15 +128,13 @@ def _newest_intact(directory: Path) -> int | None:
 def _damage(place: Path) -> str | None:
     """What is wrong with a checkpoint, if anything is."""
     try:
-        lines = (place / _SUMS).read_text().splitlines()
-        sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-        for name in ("arrays.npz", "manifest.json"):
-            if sums.get(name) != _digest(place / name):
-                return f"{place / name} is damaged (its checksum does not agree)"
+        stored = (place / _SUMS).read_bytes()
+        if stored != (expected := _sums(place)):  # to the last byte
+            lines = zip(_FILES, expected.splitlines(), strict=True)
+            damaged = [name for name, line in lines if line not in stored]
+            return f"{place / (damaged or [_SUMS])[0]} is damaged (its checksum does not agree)"
     except OSError as error:
         return f"{place} is damaged ({Path(error.filename or place).name}: {error.strerror})"
-    except UnicodeDecodeError:
-        return f"{place / _SUMS} is damaged (it is not text)"
     if (form := _manifest(place).get("format")) != _FORMAT:
         return f"{place} is of format {form}, which this version of quell does not read"
     return None
@@ -157,8 +156,7 @@ def _write(place: Path, facts: Mapping[str, Any], tree: PyTree) -> None:
         with _synced(part / "manifest.json") as file:
             file.write(json.dumps(manifest, indent=1).encode())
         with _synced(part / _SUMS) as file:
-            names = ("arrays.npz", "manifest.json")
-            file.write("".join(f"{_digest(part / name)}  {name}\n" for name in names).encode())
+            file.write(_sums(part))
         _sync(part)
         if place.exists():  # damaged, or the run would have gone on from there
             _remove(place)
@@ -194,6 +192,11 @@ def _remove(place: Path) -> None:
     old = place.with_suffix(".old.part")
     os.rename(place, old)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _sums(place: Path) -> bytes:
+    """The checksums of a checkpoint's files, as `sha256sum` writes them."""
+    return "".join(f"{_digest(place / name)}  {name}\n" for name in _FILES).encode()
 
 
 def _digest(path: Path) -> str:
