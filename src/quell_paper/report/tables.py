@@ -92,9 +92,9 @@ def capacity_tables(results: Results) -> list[dict[str, Any]]:
                 network = network_name(hidden)
                 cells = [means.get((stage, network, *setting)) for setting in here]
                 if any(cells):
-                    names = {"network": network_label(network)}
-                    names["weights"] = number_of_weights(plan.model, hidden)
-                    found.append(names | {"cells": cells})
+                    weights = number_of_weights(plan.model, hidden)
+                    label = network_label(network)
+                    found.append({"network": label, "weights": weights, "cells": cells})
             tables.append(
                 {
                     "model": MODELS[plan.model],
