@@ -49,10 +49,10 @@ class Figure(NamedTuple):
 
 def all_figures(results: Results) -> Iterator[Figure]:
     """Yield all figures for which there are results."""
-    if "dynamic" in results.tables:
-        yield _own_variance(results)
-    if "traces" in results.tables:
-        yield _own_traces(results)
+    for experiment, own in (("dynamic", _own_variance), ("traces", _own_traces)):
+        table = results.tables.get(experiment)
+        if table is not None and "closed-form" in set(table["network"]):
+            yield own(results)
     if "figure-1" in results.tables:
         yield _illustration(results.tables["figure-1"])
     makers = {"static": _static, "dynamic": _dynamic, "orders": _orders, "traces": _traces}
