@@ -213,7 +213,10 @@ def test_jobs_for_which_there_is_no_time_are_named(whole, tmp_path, capsys):
     assert reproduce(tmp_path, "static", "--minutes", "0") == 0
     assert "2 of 2 jobs are left for another time" in capsys.readouterr().err
     for page in ("report.html", "reproduction.md"):
-        assert "static logistic linear squared_difference none" in (tmp_path / page).read_text()
+        assert (
+            "2 jobs are left for another time: static logistic (2)."
+            in (tmp_path / page).read_text()
+        )
         assert "left for another time" not in (whole / page).read_text()
 
 

@@ -1,6 +1,7 @@
 """Results from records: one tidy table per experiment, and selections of its rows."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ class Results(NamedTuple):
       plans: the plan of each model.
       seconds: the time of all records together.
       versions: the versions of the packages behind the first record.
-      left: the jobs without a record, in words.
+      left: the number of jobs without a record, by experiment and model.
       used: the identities of the jobs whose rows have been selected.
     """
 
@@ -33,7 +34,7 @@ class Results(NamedTuple):
     plans: dict[str, Plan]
     seconds: float
     versions: Mapping[str, str]
-    left: Sequence[str]
+    left: Mapping[str, int]
     used: set[str]
 
     @property
@@ -125,7 +126,9 @@ def collected(
         tables.setdefault(record.experiment, []).append(_tidy(record))
     joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
     versions = records[0].versions if records else {}
-    left = [job.label for job, record in zip(jobs, found) if record is None]
+    left = Counter(
+        " ".join(job.label.split()[:2]) for job, record in zip(jobs, found) if record is None
+    )
     return Results(joined, plans, sum(r.seconds for r in records), versions, left, set())
 
 
