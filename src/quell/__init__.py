@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from quell._public import *  # noqa: F403
 
 
-_ROOMS = ("bases", "coefficients", "contexts", "criteria", "estimators")  # modules among the names
+# The rooms of the package, which are modules.
+_ROOMS = ["bases", "coefficients", "contexts", "criteria", "datasets", "diagnostics", "estimators", "gaussian", "models", "noise", "objective", "plotting", "training", "types"]
 
 
 class _Package(ModuleType):
