@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 # The rooms of the package, which are modules.
-_ROOMS = ["bases", "coefficients", "contexts", "criteria", "datasets", "diagnostics", "estimators", "gaussian", "models", "noise", "objective", "plotting", "training", "types"]
+_ROOMS = {
+    *("bases", "coefficients", "contexts", "criteria", "datasets", "diagnostics", "estimators"),
+    *("gaussian", "models", "noise", "objective", "plotting", "training", "types"),
+}
 
 
 class _Package(ModuleType):
