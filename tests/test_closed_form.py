@@ -56,9 +56,9 @@ def test_the_gates_are_those_of_regressions_that_left_each_row_out(x64):
     t, d = np.array(predicted), g - g.mean(0)
     slope = (t * d).sum(0) / (t**2).sum(0)
     error = np.sqrt(((d**2).sum(0) - slope * (t * d).sum(0)) / (t**2).sum(0) / 60)
-    gate = np.clip(slope - error, 0, 1)
+    gate = np.clip(slope - 2 * error, 0, 1)
     np.testing.assert_allclose(theta, plain * gate, rtol=1e-6, atol=1e-9)
-    assert gate[0] > 0.4 > 0.3 > gate[1]
+    assert gate[0] > 0.2 > gate[1]
 
 
 def test_features_that_are_constant_or_not_finite_explain_nothing(key):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
+from quell import _tree
 from quell._arguments import checked
 from quell._mlp import Dense, apply_layers, init_layers
 from quell._tree import take
@@ -86,7 +87,9 @@ def learned_surrogate(
             slope = jax.tree.map(lambda s: s / original.num_data**2, slope)
             updates, optimizer_state = optimizer.update(slope, state.optimizer, state.network)
             network = jax.tree.map(jnp.add, state.network, updates)
-            return found._replace(state=LearnedSurrogate(network, optimizer_state, found.state))
+            learned = LearnedSurrogate(network, optimizer_state, found.state)
+            finite = _tree.all_finite(slope, found.gradient)  # one NaN would stay in the network
+            return found._replace(state=_tree.where(finite, learned, state))
 
         return Started(init, estimate, refresh_inside(inside))
 

@@ -39,7 +39,8 @@ def regressed(
     fitted = x @ theta
     predicted = g - (g - fitted) / left_out
     gt, tt, gg = (predicted * g).sum(0), (predicted**2).sum(0), (g**2).sum(0)
-    gate = best_multiplier(gt, tt, gg, jnp.asarray(R, x.dtype))
+    # Two standard errors, as of a fourth of the rows: a wrong correction stays until the next.
+    gate = best_multiplier(gt, tt, gg, jnp.asarray(R / 4, x.dtype))
     gate = jnp.where(gg > R * (_ROUNDING * size) ** 2, gate, 0)  # else there is nothing to remove
     theta, square = inverse[:, None] * theta * gate, (fitted**2).mean(0) * gate**2
     sound = jnp.isfinite(theta).all()  # no correction rather than a wrong one
