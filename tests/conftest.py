@@ -29,6 +29,9 @@ _STAND_INS = {
 
 # Long too: their neighbours of the same test stand for them in the short run.
 _LONG_ROWS = (
+    "test_bad_values_give_a_result_or_one_clear_sentence[recommend]",
+    "test_bad_values_give_a_result_or_one_clear_sentence[measure]",
+    "test_bad_values_give_a_result_or_one_clear_sentence[compare]",
     "test_python_blocks_run[recipes.md]",
     "test_a_fit_is_the_loop_written_out[with_replacement]",
     "test_partial_gradients_has_the_least_noise[at_the_start-centred]",

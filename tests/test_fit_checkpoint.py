@@ -214,6 +214,15 @@ def test_a_finished_run_is_extended_with_every_estimator(key, tmp_path, quick, n
     assert_identical(several(25, [saved]), several(25, []))
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C as at a terminal: a shell lets its background jobs ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_saves_where_the_run_is_and_says_how_to_go_on(key, tmp_path, capsys):
     def press(step, params, history):
         if step == 14:
@@ -229,6 +238,7 @@ def test_ctrl_c_saves_where_the_run_is_and_says_how_to_go_on(key, tmp_path, caps
     assert_identical(run(key, hooks=[checkpoint(tmp_path)]), run(key))
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_ctrl_c_stops_at_once_and_saves_nothing_more(key, tmp_path):
     def press(step, params, history):
         signal.raise_signal(signal.SIGINT)
@@ -240,6 +250,7 @@ def test_a_second_ctrl_c_stops_at_once_and_saves_nothing_more(key, tmp_path):
     assert saved_steps(tmp_path) == [7]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_without_checkpoints_ctrl_c_is_left_alone(key):
     def press(step, params, history):
         signal.raise_signal(signal.SIGINT)

@@ -172,8 +172,8 @@ def test_the_local_network_is_quieter_than_the_network():
     ("make", "message"),
     [
         (lambda: poisson_regression(0), "dim: expected 1 to"),
-        (lambda: crossed_effects(()), "levels: expected a number for each factor"),
-        (lambda: crossed_effects((3, 0)), "levels: expected 1 to"),
+        (lambda: crossed_effects(()), "levels: expected a list or tuple"),
+        (lambda: crossed_effects((3, 0)), "levels.1.: expected 1 to"),
         (lambda: local_neural_network(3, 2, hidden=0), "hidden: expected 1 to"),
     ],
 )
