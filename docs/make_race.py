@@ -132,8 +132,13 @@ def _ratios(results: dict):
         best = _best(document, target, ours)
         other = min(_time(document, who, target) for who in against)
         what = f"{name}, {target:g} nats: closed form against {' or '.join(against)}"
-        ratio = other / best if math.isfinite(best) else None
-        words = f"{{:.1f}} × ({_clock(best)}, {_clock(other)})"
+        if not math.isfinite(other):  # the other never arrived in its longest run
+            longest = max(_longest(document, who) for who in against)
+            ratio = longest / best if math.isfinite(best) and longest else None
+            words = f"more than {{:.1f}} × ({_clock(best)}, not in {_clock(longest)})"
+        else:
+            ratio = other / best if math.isfinite(best) else None
+            words = f"{{:.1f}} × ({_clock(best)}, {_clock(other)})"
         yield _bar(what, f"≥ {least} ×", ratio, least, words, most=False)
 
 
@@ -178,9 +183,15 @@ def _best(document: dict, target: float, estimators) -> float:
     return min((_time(document, who, target) for who in named), default=math.inf)
 
 
+def _longest(document: dict, who: str) -> float:
+    """The end of a contestant's longest run."""
+    summary = document["contestants"].get(who) or {"curves": []}
+    return max((curve["seconds"][-1] for curve in summary["curves"]), default=0.0)
+
+
 def _time(document: dict, who: str, target: float) -> float:
     first = (document["contestants"].get(who) or {"times": {}})["times"].get(str(target))
-    return math.inf if first is None else first["seconds"][0]  # never, if the median seed was not
+    return math.inf if first is None else first["seconds"][0]
 
 
 def _rank(summary: dict, targets: list[str]):
