@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-ORDER = (
+ORDER = (  # the problems of `benchmarks/race.py`
     "magic", "million", "titanic", "airfoil", "airfoil_short", "spambase", "poisson",
     "poisson_mean_field", "crossed", "digits", "digits_local", "protein",
 )  # fmt: skip
@@ -22,7 +22,10 @@ def main() -> None:
     page = (HERE / "race.md").read_text()
     page = between(page, "bars", bars(results))
     page = between(page, "untuned", untuned(results))
-    page = between(page, "problems", "\n".join(problem(n, d) for n, d in results.items()))
+    missing = [name for name in ORDER if name not in results]
+    words = f"Set up, and not raced yet: {', '.join(missing)}.\n" if missing else ""
+    tables = "\n".join(problem(n, d) for n, d in results.items())
+    page = between(page, "problems", tables + "\n" + words)
     (HERE / "race.md").write_text(page)
 
 
@@ -95,7 +98,7 @@ def _prices(results: dict):
             share = _at(results, name, "prices", "refresh_share", epochs)
             if share is not None:
                 yield _bar(
-                    f"refreshes, {epochs} epochs, {name}", f"≤ {most:.0%}", share, most, "{:.0%}"
+                    f"refreshes, epochs: {epochs}, {name}", f"≤ {most:.0%}", share, most, "{:.0%}"
                 )
     for name in results:
         cold = _at(results, name, "prices", "cold")

@@ -214,7 +214,8 @@ def _noise_left(name: str, phase: str, plan: Plan) -> Any:
     found = []
     for kind in ("Adam", "natural"):
         tuned = _read(name, "tune", f"closed form, {kind}", plan)
-        if tuned is not None:
+        if tuned is not None:  # a rate that falls, as in use
+            tuned["runs"] = [run for run in tuned["runs"] if run["cosine"]]
             config = picks(tuned, ranking_targets(name, plan)[1:2])[0]
             left = checks.noise_left(_racer(name, "closed form", kind, config["batch"]), config)
             found.append({"optimiser": kind} | left)
