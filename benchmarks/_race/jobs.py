@@ -50,8 +50,10 @@ def job(name: str, contestant: str, phase: str, plan: Plan) -> Any:
 
 def gather(name: str, plan: Plan) -> None:
     """The finished jobs of a problem as JSON and figure; forgets what was compiled for it."""
-    if (plan.out / name).exists():
-        page.gather(name, _problem(name), _evaluator(name, plan).optimum, plan.out, plan.docs)
+    store = plan.out / name / "optimum.npz"
+    if (plan.out / name / "gaps").exists():
+        least = float(np.load(store)["value"]) if store.exists() else None
+        page.gather(name, _problem(name), least, plan.out, plan.docs)
     for kept in (_racer, _evaluator, _problem):
         kept.cache_clear()
 
@@ -314,5 +316,6 @@ def _evaluator(name: str, plan: Plan) -> Evaluator:
     made = evaluator(_problem(name), found)
     if made.best is not None and found is None:
         store.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(store, **{str(i): leaf for i, leaf in enumerate(jax.tree.leaves(made.best))})
+        leaves = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(made.best))}
+        np.savez(store, value=made.optimum, **leaves)
     return made
