@@ -50,7 +50,7 @@ def job(name: str, contestant: str, phase: str, plan: Plan) -> Any:
 
 def gather(name: str, plan: Plan) -> None:
     """The finished jobs of a problem as JSON and figure; forgets what was compiled for it."""
-    store = plan.out / name / "optimum.npz"
+    store = plan.out / name / "optimum.npz"  # so that nothing is compiled for it
     if (plan.out / name / "gaps").exists():
         least = float(np.load(store)["value"]) if store.exists() else None
         page.gather(name, _problem(name), least, plan.out, plan.docs)
