@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-ORDER = (
+ORDER = (  # the problems of `benchmarks/race.py`
     "magic", "million", "titanic", "airfoil", "airfoil_short", "spambase", "poisson",
     "poisson_mean_field", "crossed", "digits", "digits_local", "protein",
 )  # fmt: skip
@@ -22,7 +22,10 @@ def main() -> None:
     page = (HERE / "race.md").read_text()
     page = between(page, "bars", bars(results))
     page = between(page, "untuned", untuned(results))
-    page = between(page, "problems", "\n".join(problem(n, d) for n, d in results.items()))
+    missing = [name for name in ORDER if name not in results]
+    words = f"Set up, and not raced yet: {', '.join(missing)}.\n" if missing else ""
+    tables = "\n".join(problem(n, d) for n, d in results.items())
+    page = between(page, "problems", tables + "\n" + words)
     (HERE / "race.md").write_text(page)
 
 
@@ -80,7 +83,7 @@ def untuned(results: dict) -> str:
 def bars(results: dict) -> str:
     """What the race had to show, and what it showed."""
     rows = [*_prices(results), *_noise(results), *_ratios(results)]
-    rows += [*_advice(results), *_limits(results)]
+    rows += [*_airfoil(results), *_advice(results), *_limits(results)]
     return "\n".join(table(["", "bar", "measured", ""], rows))
 
 
@@ -95,7 +98,7 @@ def _prices(results: dict):
             share = _at(results, name, "prices", "refresh_share", epochs)
             if share is not None:
                 yield _bar(
-                    f"refreshes, {epochs} epochs, {name}", f"≤ {most:.0%}", share, most, "{:.0%}"
+                    f"refreshes, epochs: {epochs}, {name}", f"≤ {most:.0%}", share, most, "{:.0%}"
                 )
     for name in results:
         cold = _at(results, name, "prices", "cold")
@@ -123,8 +126,6 @@ def _ratios(results: dict):
         ("million", 1.5, ("L-BFGS, exact bound", "L-BFGS, 8 draws", "L-BFGS, 32 draws"), 10),
         ("titanic", 0.1, ("pairs, Adam",), 1),
         ("titanic", 0.1, ("plain, Adam",), 2),
-        ("airfoil", 10.0, ("pairs, Adam",), 5),
-        ("airfoil", 10.0, ("plain, Adam",), 8),
     ):
         if name not in results:
             continue
@@ -132,9 +133,49 @@ def _ratios(results: dict):
         best = _best(document, target, ours)
         other = min(_time(document, who, target) for who in against)
         what = f"{name}, {target:g} nats: closed form against {' or '.join(against)}"
-        ratio = other / best if math.isfinite(best) else None
-        words = f"{{:.1f}} × ({_clock(best)}, {_clock(other)})"
+        if not math.isfinite(other):  # the other never arrived in its longest run
+            longest = max(_longest(document, who) for who in against)
+            ratio = longest / best if math.isfinite(best) and longest else None
+            words = f"more than {{:.1f}} × ({_clock(best)}, not in {_clock(longest)})"
+        else:
+            ratio = other / best if math.isfinite(best) else None
+            words = f"{{:.1f}} × ({_clock(best)}, {_clock(other)})"
         yield _bar(what, f"≥ {least} ×", ratio, least, words, most=False)
+
+
+def _airfoil(results: dict):
+    """The deep GP on airfoil, to a bound of 1,607 nats, by the median runs."""
+    document = results.get("airfoil")
+    if document is None:
+        return
+    curves = {who: summary["curves"] for who, summary in document["contestants"].items()}
+
+    def first(names: list[str]) -> float:
+        gap = 1607 - document["best"]
+        times = [
+            seconds
+            for who in names
+            for curve in curves[who]
+            for seconds, median in zip(curve["seconds"], curve["median"])
+            if median is not None and median <= gap
+        ]
+        return min(times, default=math.inf)
+
+    ours = [who for who in curves if who.startswith("closed form")]
+    best = first(ours)
+    for who, least in (("pairs, Adam", 5), ("plain, Adam", 8)):
+        if who not in curves:
+            continue
+        other = first([who])
+        never = not math.isfinite(other)
+        other = _longest(document, who) if never else other
+        words = (
+            f"{'more than ' * never}{{:.1f}} × ({_clock(best)}, {'not in ' * never}{_clock(other)})"
+        )
+        what = f"airfoil, to 1,607 nats: closed form against {who}"
+        yield _bar(what, f"≥ {least} ×", other / best, least, words, most=False)
+    end = document["best"] + min(document["contestants"][who]["end"][0] for who in ours)
+    yield _bar("airfoil, where the closed form ends", "≤ 1,593", end, 1593, "{:,.1f}")
 
 
 def _advice(results: dict):
@@ -178,9 +219,15 @@ def _best(document: dict, target: float, estimators) -> float:
     return min((_time(document, who, target) for who in named), default=math.inf)
 
 
+def _longest(document: dict, who: str) -> float:
+    """The end of a contestant's longest run."""
+    summary = document["contestants"].get(who) or {"curves": []}
+    return max((curve["seconds"][-1] for curve in summary["curves"]), default=0.0)
+
+
 def _time(document: dict, who: str, target: float) -> float:
     first = (document["contestants"].get(who) or {"times": {}})["times"].get(str(target))
-    return math.inf if first is None else first["seconds"][0]  # never, if the median seed was not
+    return math.inf if first is None else first["seconds"][0]
 
 
 def _rank(summary: dict, targets: list[str]):

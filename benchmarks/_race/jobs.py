@@ -50,8 +50,10 @@ def job(name: str, contestant: str, phase: str, plan: Plan) -> Any:
 
 def gather(name: str, plan: Plan) -> None:
     """The finished jobs of a problem as JSON and figure; forgets what was compiled for it."""
-    if (plan.out / name).exists():
-        page.gather(name, _problem(name), _evaluator(name, plan).optimum, plan.out, plan.docs)
+    store = plan.out / name / "optimum.npz"  # so that nothing is compiled for it
+    if (plan.out / name / "gaps").exists():
+        least = float(np.load(store)["value"]) if store.exists() else None
+        page.gather(name, _problem(name), least, plan.out, plan.docs)
     for kept in (_racer, _evaluator, _problem):
         kept.cache_clear()
 
@@ -214,7 +216,8 @@ def _noise_left(name: str, phase: str, plan: Plan) -> Any:
     found = []
     for kind in ("Adam", "natural"):
         tuned = _read(name, "tune", f"closed form, {kind}", plan)
-        if tuned is not None:
+        if tuned is not None:  # a rate that falls, as in use
+            tuned["runs"] = [run for run in tuned["runs"] if run["cosine"]]
             config = picks(tuned, ranking_targets(name, plan)[1:2])[0]
             left = checks.noise_left(_racer(name, "closed form", kind, config["batch"]), config)
             found.append({"optimiser": kind} | left)
@@ -313,5 +316,6 @@ def _evaluator(name: str, plan: Plan) -> Evaluator:
     made = evaluator(_problem(name), found)
     if made.best is not None and found is None:
         store.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(store, **{str(i): leaf for i, leaf in enumerate(jax.tree.leaves(made.best))})
+        leaves = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(made.best))}
+        np.savez(store, value=made.optimum, **leaves)
     return made

@@ -140,7 +140,7 @@ def _deep_gp(name: str, lengthscale: float, sizes, seconds, draws: int, **option
         model.objective(table.num_data),
         model.init,
         model.prepare(table.data),
-        bounds.by_draws(draws, 512, 2),
+        bounds.by_draws(draws, 2048, 2),
         sizes,
         seconds,
         targets=targets,

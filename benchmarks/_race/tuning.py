@@ -79,7 +79,7 @@ def tune(
 def picks(found: dict, targets: list[float]) -> list[dict]:
     """For each target (a ranking value) the run that is there first, by steps × time of a step.
 
-    If no target is reached, it is the run that ends lowest.
+    For a target that none reaches it is the run that ends lowest.
     """
     chosen = []
     for target in targets:
@@ -93,14 +93,18 @@ def picks(found: dict, targets: list[float]) -> list[dict]:
                 seconds = run["seconds"][there[0]]
                 if seconds < least:
                     best, least = _described(run, use), seconds
-        if best is not None and best not in chosen:
+        best = _lowest(found) if best is None else best
+        if best not in chosen:
             chosen.append(best)
-    if not chosen:
-        uses = [(run, use) for run in found["runs"] for use in ("last", "average")]
-        uses = [(run, use) for run, use in uses if use == "last" or not run["cosine"]]
-        ends = [np.median(run[use], 0)[-1] for run, use in uses]
-        chosen = [_described(*uses[int(np.argmin(ends))])]
     return chosen
+
+
+def _lowest(found: dict) -> dict:
+    """The run that ends lowest."""
+    uses = [(run, use) for run in found["runs"] for use in ("last", "average")]
+    uses = [(run, use) for run, use in uses if use == "last" or not run["cosine"]]
+    ends = [np.median(run[use], 0)[-1] for run, use in uses]
+    return _described(*uses[int(np.argmin(ends))])
 
 
 def _described(run: dict, use: str) -> dict:
