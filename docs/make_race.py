@@ -210,7 +210,8 @@ def _bar(what: str, bar: str, value: Any, edge: float, words: str, most: bool = 
     if value is None:
         return [what, bar, "not measured", ""]
     held = value <= edge if most else value >= edge
-    return [what, bar, words.format(value), "held" if held else "missed"]
+    missed = "open" if words.startswith("more than") else "missed"  # a bound on the ratio alone
+    return [what, bar, words.format(value), "held" if held else missed]
 
 
 def _best(document: dict, target: float, estimators) -> float:
