@@ -29,6 +29,11 @@ _STAND_INS = {
 
 # Long too: their neighbours of the same test stand for them in the short run.
 _LONG_ROWS = (
+    "test_after_a_kill_the_rest_is_done_and_the_result_is_the_same",
+    "test_the_deep_gp_trains_with_and_without_hyperparameters",
+    "test_python_blocks_run[natural_gradient.md]",
+    "test_a_finished_run_is_returned_and_can_be_extended",
+    "test_chain_partition_and_hyperparameters_give_the_same_steps",
     "test_bad_values_give_a_result_or_one_clear_sentence[recommend]",
     "test_bad_values_give_a_result_or_one_clear_sentence[measure]",
     "test_bad_values_give_a_result_or_one_clear_sentence[compare]",
