@@ -125,6 +125,8 @@ def headlines(results: Results) -> list[dict[str, Any]]:
         return found
     bounds = {plan.model: (plan, rows) for plan, rows in results.by_model("traces")}
     for plan, rows in results.by_model("dynamic"):
+        if plan.model not in bounds:
+            continue
         last = select(own_rows(plan, rows), steps=plan.dynamic.measured_after[-1])
         gains = late_difference(*bounds[plan.model])
         facts = {}
