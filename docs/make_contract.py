@@ -27,8 +27,8 @@ from test_estimators_unbiased import QUADRATURE, truth  # noqa: E402
 
 from quell.estimators._types import batch_of  # noqa: E402
 
-ORDER = 44  # more nodes than the tests: after a jump the integrands are steeper
-JUMP = 0.3  # of every parameter, where a step of training moves them by a hundredth
+ORDER = 84  # more nodes than the tests: after a jump the integrands are steeper
+JUMP = 0.7  # of every parameter, where a step of training moves them by a hundredth
 STATES = ("fresh", "learned", "after a jump", "after NaN")
 
 PAGE = """# The contract: unbiased, exactly
