@@ -37,6 +37,7 @@ _FREE = 4  # refreshes that come in any case: at steps 0, 10, 32 and 100, when
 _SOON = 3  # the steps since the start have grown by this factor; then by
 _LATE = 1.7  # this one, and only if all but the first few take no more than
 _SHARE = 0.5  # this share of the steps' own cost
+_STEP = 64  # the cost of a step beside its gradients, in gradients
 _PRIOR = 2  # steps that the evidence of a refresh counts for
 _DECAY = 0.96  # of the evidence of a step, which is then remembered for about 25
 
@@ -139,7 +140,7 @@ def closed_form(
             return Estimate(flat.replace(gradient, quieter), value, state, norm)
 
         def due(state: ClosedForm, batch_size: int) -> Bool[Array, ""]:
-            cost = laid.evaluations / (batch_size * _draws(draws, objective))  # in steps
+            cost = laid.evaluations / (batch_size * _draws(draws, objective) + _STEP)  # in steps
             free = state.refreshes < _FREE
             later = jnp.where(free, _SOON, _LATE) * state.refreshed
             grown = (state.step >= jnp.maximum(later, _FIRST)) | (state.refreshes == 0)
