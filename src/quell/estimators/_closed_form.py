@@ -38,6 +38,7 @@ _SOON = 3  # the steps since the start have grown by this factor; then by
 _LATE = 1.7  # this one, and only if all but the first few take no more than
 _SHARE = 0.5  # this share of the steps' own cost
 _STEP = 64  # the cost of a step beside its gradients, in gradients
+_FADED = 0.5  # or as soon as the correction predicts less than this share of its own size
 _PRIOR = 2  # steps that the evidence of a refresh counts for
 _DECAY = 0.96  # of the evidence of a step, which is then remembered for about 25
 
@@ -144,8 +145,9 @@ def closed_form(
             free = state.refreshes < _FREE
             later = jnp.where(free, _SOON, _LATE) * state.refreshed
             grown = (state.step >= jnp.maximum(later, _FIRST)) | (state.refreshes == 0)
+            faded = state.evidence.gt.sum() < _FADED * state.evidence.tt.sum()
             paid = (state.refreshes + 1 - _FREE) * cost <= _SHARE * state.step
-            return grown & (free | paid)
+            return (grown | faded) & (free | paid)
 
         def refresh(key, objective, params, data, batch_size, state: ClosedForm) -> ClosedForm:
             old = state.snapshot
