@@ -268,6 +268,22 @@ def test_the_leaves_that_tell_examples_apart_are_differentiated(key, regression)
     assert smallest({"a": jnp.zeros(5), "b": jnp.zeros(3)}, 4) == {"a": False, "b": True}
 
 
+def test_fit_says_where_there_is_nothing_to_learn_from(key):
+    data = {"x": jnp.asarray(np.random.default_rng(0).normal(size=(50, 400)), jnp.float32)}
+
+    def loss(params, noise, example):  # one leaf, too large to control, and a context too wide
+        return (((params + noise) - example["x"]) ** 2).sum()
+
+    objective = quell.Objective(loss, quell.normal(400), 50)
+    given = (objective, jnp.zeros(400), data, optax.adam(0.01))
+    with pytest.warns(RuntimeWarning, match=r"fit: closed_form\(\) finds nothing to learn") as seen:
+        quell.fit(
+            key, *given, num_steps=2, batch_size=5, estimator=quell.closed_form(),
+            hooks=[quell.silent],
+        )  # fmt: skip
+    assert seen[0].filename == __file__
+
+
 @pytest.mark.parametrize("make", [raw, standardised, lambda: computed(lambda params, y: y)])
 def test_every_context_map_starts_with_one(key, make):
     y = jnp.asarray(np.random.default_rng(0).integers(0, 3, size=(40, 2)), jnp.float32)

@@ -41,6 +41,14 @@ _STEP = 64  # the cost of a step beside its gradients, in gradients
 _FADED = 0.5  # or as soon as the correction predicts less than this share of its own size
 _PRIOR = 2  # steps that the evidence of a refresh counts for
 _DECAY = 0.96  # of the evidence of a step, which is then remembered for about 25
+_NOTHING = (
+    "closed_form() finds nothing to learn from here (its leaves are too large, its context too "
+    "wide): the gradients are those of its draws alone"
+)
+_RAW = (
+    "closed_form() takes no snapshots here (a pass over so many rows costs more than it saves, or "
+    "no leaf is small enough): its context is the raw examples alone"
+)
 
 
 class Evidence(NamedTuple):
@@ -115,7 +123,7 @@ def closed_form(
             functions = affordable_basis(objective.noise, draws, width)
         laid = plan(objective, params, data, draws, functions, leaves, select)
         if laid is None:  # wide inputs and large leaves alone
-            return inner.start(key, objective, params, data)
+            return inner.start(key, objective, params, data)._replace(note=_NOTHING)
         flat = laid.flat
 
         def init(key, params) -> ClosedForm:
@@ -160,7 +168,8 @@ def closed_form(
                 refreshes=state.refreshes + 1,
             )
 
-        return Started(init, estimate, Refresh(due, refresh), guarded=True)
+        note = "" if laid.passes else _RAW
+        return Started(init, estimate, Refresh(due, refresh), guarded=True, note=note)
 
     return Estimator("closed_form()", start)
 

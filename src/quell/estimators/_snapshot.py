@@ -67,6 +67,7 @@ class Plan(NamedTuple):
         mean of [h − h̄, w ⊗ [1, z]] over a batch.
       flat: the controlled leaves as one vector `[P]`.
       evaluations: the cost of taking a snapshot, in gradients of one example and one draw.
+      passes: whether a snapshot takes a pass over the data, or has the raw context alone.
     """
 
     empty: Callable[[PyTree[Array]], Snapshot]
@@ -74,6 +75,7 @@ class Plan(NamedTuple):
     mean_features: Callable[..., Float[Array, " G"]]
     flat: _tree.Flattener
     evaluations: float
+    passes: bool
 
 
 def plan(
@@ -156,7 +158,7 @@ def plan(
 
     S = jax.tree.leaves(jax.eval_shape(lambda k: sampling.draw(k, objective, 1), _KEY))[0].shape[0]
     evaluations = (N / _PASS if picked else 0) + 2 * R * S + R * G * (G / P + 2) / _PRODUCT
-    return Plan(empty, retake, batch_mean, flat, evaluations)
+    return Plan(empty, retake, batch_mean, flat, evaluations, picked is not None)
 
 
 def telling_leaves(

@@ -69,12 +69,14 @@ class Started(NamedTuple):
       refresh: the work to do between steps, if there is any.
       guarded: whether `estimate` itself keeps its state if the gradient is not finite. Otherwise
         the loop restores the state, which costs a copy in every step: too much for large tables.
+      note: a sentence for the user, if the estimator does less here than its name promises.
     """
 
     init: Callable[[Key[Array, ""], PyTree[Array]], PyTree[Array]]
     estimate: Callable[[Key[Array, ""], Objective, PyTree[Array], Batch, PyTree[Array]], Estimate]
     refresh: Refresh | None = None
     guarded: bool = False
+    note: str = ""
 
 
 class Sampling(NamedTuple):

@@ -1,6 +1,7 @@
 """The training loop: one call from an objective and data to fitted parameters."""
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -125,8 +126,11 @@ def fit(
     # an estimator looks at the problem once, on the host: the first run stands for all
     one = jax.tree.map(lambda leaf: leaf[0], initial) if key.ndim else initial
     visits = [hook for hook in hooks if isinstance(hook, Callback | Checkpoint)]
+    started = estimator.start(start_key(key), objective, one, data)
+    if started.note:
+        warnings.warn(f"fit: {started.note}", RuntimeWarning, stacklevel=2)  # the user's line
     loop = compiled_loop(
-        estimator.start(start_key(key), objective, one, data),
+        started,
         objective,
         optimizer,
         batches,
