@@ -5,6 +5,7 @@ and measures memory. Each leaves its own part of docs/faults.json, and the page 
 """
 
 import argparse
+import fcntl
 import json
 import os
 import platform
@@ -268,11 +269,17 @@ def main() -> None:
 
 
 def keep(part: str, found: dict) -> None:
-    """Store the figures of a part, and write the page anew."""
-    parts = json.loads(STORE.read_text()) if STORE.exists() else {}
-    parts[part] = found
-    STORE.write_text(json.dumps(parts, indent=1) + "\n")
-    (HERE / "faults.md").write_text(page(parts))
+    """Store the figures of a part, and write the page anew; the parts may run side by side."""
+    with (HERE / "make_faults.py").open() as one_at_a_time:
+        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+        parts = json.loads(STORE.read_text()) if STORE.exists() else {}
+        parts[part] = found
+        for path, text in (
+            (STORE, json.dumps(parts, indent=1) + "\n"),
+            (HERE / "faults.md", page(parts)),
+        ):
+            path.with_suffix(".part").write_text(text)
+            os.replace(path.with_suffix(".part"), path)
 
 
 if __name__ == "__main__":
