@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jax
 from _race import jobs
+from _race.files import whole
 from _race.problems import PROBLEMS
 
 PHASES = ("tune", "time", "gaps")
@@ -54,8 +55,8 @@ def main() -> None:
                 document = jobs.job(name, contestant, phase, plan)
                 if document is None:
                     continue
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps(document) + "\n")
+                with whole(path) as file:
+                    file.write(json.dumps(document).encode() + b"\n")
                 took = time.monotonic() - began
                 print(f"{took:6.1f} s  {path.relative_to(options.out)}", flush=True)
         jobs.gather(name, plan)

@@ -1,6 +1,8 @@
 """The instruments of the race: its bound, its clock and its choice, on small problems."""
 
 import math
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import quell
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
-from _race import bounds, page, runs, tuning
+from _race import bounds, files, page, runs, tuning
 from _race.problems import Problem
 
 from quell.models import crossed_effects, logistic_regression, poisson_regression
@@ -83,6 +85,32 @@ def test_a_target_is_reached_between_two_marks():
 def test_times_of_marks_lie_between_visits():
     run = runs.Run([0, 0, 10, 20], [0.0, 1.0, 2.0, 4.0], [(0, 1.0)], 0.0, 1.0)
     assert runs.seconds_at(run, [5, 10, 15]) == pytest.approx([1.5, 2.0, 3.0], abs=1e-6)
+
+
+@pytest.mark.parametrize("before", [None, "before"])
+def test_a_kill_in_the_middle_of_a_job_s_file_leaves_the_file_as_it_was(tmp_path, before):
+    path = tmp_path / "tune" / "plain.json"
+    if before is not None:
+        with files.whole(path) as file:
+            file.write(before.encode())
+    script = f"""
+import os, signal, sys
+from pathlib import Path
+sys.path.append({str(Path(files.__file__).parents[1])!r})
+from _race.files import whole
+with whole(Path({str(path)!r})) as file:
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", script]).returncode == -signal.SIGKILL
+    assert path.exists() == (before is not None)
+    assert before is None or path.read_text() == before
+    assert list(path.parent.glob("*.json")) == ([] if before is None else [path])
+    with files.whole(path) as file:  # the next run does the job again
+        file.write(b"whole")
+    assert path.read_text() == "whole"
+    assert [found.name for found in path.parent.iterdir()] == [path.name]
 
 
 def test_each_target_picks_the_run_that_is_there_first():

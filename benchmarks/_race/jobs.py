@@ -13,6 +13,7 @@ import quell
 from _race import checks, experts, page
 from _race.bounds import Evaluator, evaluator
 from _race.contestants import ESTIMATORS, EXPERTS, PEAKS, Setting, names
+from _race.files import whole
 from _race.problems import PROBLEMS, Problem
 from _race.runs import Racer, Run, racer, replayed, seconds_at, timed
 from _race.tuning import picks, tune
@@ -250,12 +251,12 @@ LIMIT = {"titanic": 10, "magic": 100}  # batch sizes
 
 
 def _save(store: Path, paths: list) -> None:
-    store.parent.mkdir(parents=True, exist_ok=True)
     arrays = {}
     for seed, path in enumerate(paths):
         for i, leaf in enumerate(jax.tree.leaves(path.params)):
             arrays[f"{seed}.{i}"] = np.asarray(leaf)
-    np.savez(store, **arrays)
+    with whole(store) as file:
+        np.savez(file, **arrays)
 
 
 def _expert_gaps(name: str, plan: Plan, found: dict, store: Path) -> dict:
@@ -315,7 +316,7 @@ def _evaluator(name: str, plan: Plan) -> Evaluator:
         found = treedef.unflatten([arrays[str(i)] for i in range(treedef.num_leaves)])
     made = evaluator(_problem(name), found)
     if made.best is not None and found is None:
-        store.parent.mkdir(parents=True, exist_ok=True)
         leaves = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(made.best))}
-        np.savez(store, value=made.optimum, **leaves)
+        with whole(store) as file:
+            np.savez(file, value=made.optimum, **leaves)
     return made
