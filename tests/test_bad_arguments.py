@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from test_fit import DATA, OBJECTIVE, PARAMS
+from test_objective import vector_problems
 from test_surface import FUNCTIONS as PUBLIC
 
 import quell
@@ -217,6 +218,30 @@ def test_problems_that_do_not_fit_together(function, changed, message):
     functions = dict(FUNCTIONS)
     with pytest.raises(ValueError, match=message):
         call(functions[function], {**GOOD[function], **changed})
+
+
+@pytest.mark.parametrize("function", PROBLEM_FUNCTIONS)
+@pytest.mark.parametrize("name", ["loss", "regulariser", "log_likelihood", "log_prior"])
+def test_vectors_in_place_of_scalars_are_refused_before_any_work(function, name):
+    """An average in one estimator is a sum in another: the function is named instead."""
+    problems, params = vector_problems()
+    given = {"objective": problems[name], "params": params, "data": {"x": jnp.ones((5, 2))}}
+    message = (
+        rf"^{name}: expected a function that returns a scalar, .*got shape \(2,\)\. .*\.sum\(\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        call(dict(FUNCTIONS)[function], {**GOOD[function], **given})
+
+
+@pytest.mark.parametrize("function", PROBLEM_FUNCTIONS)
+def test_vectors_from_a_likelihood_of_a_model_are_refused(function):
+    bare = quell.models.gaussian(1.0)
+    vector = bare._replace(log_prob=lambda outputs, y: -((y - outputs) ** 2))
+    model = quell.models.bayesian_neural_network(2, 3, hidden=4, likelihood=vector)
+    given = {"objective": model.objective(5), "params": model.init(KEY)}
+    data = {"x": jnp.ones((5, 2)), "y": jnp.ones(5)}
+    with pytest.raises(ValueError, match=r"^log_likelihood: .*returns a scalar.*got shape \(3,\)"):
+        call(dict(FUNCTIONS)[function], {**GOOD[function], **given, "data": data})
 
 
 def test_an_error_of_a_callback_passes_through(key):

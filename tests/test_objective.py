@@ -199,6 +199,12 @@ def test_anything_but_a_scalar_is_refused_while_tracing(key, name, method):
         jax.eval_shape(getattr(objective, method), params, objective.sample_noise(key, 5), batch)
 
 
+def test_a_complex_loss_is_refused(key):
+    objective = quell.Objective(lambda p, e, y: y * (1 + 1j), quell.normal(1), 3)
+    with pytest.raises(ValueError, match=r"^loss: .*got a complex number\. .*one real number"):
+        objective.value(jnp.ones(1), objective.sample_noise(key, 3), jnp.ones(3))
+
+
 def test_a_pair_from_the_loss_is_refused(key):
     objective = quell.Objective(lambda p, e, y: (y, y), quell.normal(1), 3)
     with pytest.raises(ValueError, match=r"^loss: .*got 2 arrays"):

@@ -6,7 +6,6 @@ divergence in closed form, or from the draws: E_q[log q(w) − log p(w)].
 
 import math
 from collections.abc import Callable
-from functools import wraps
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +14,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from quell import _tree
 from quell._arguments import GAUSSIAN, checked
+from quell._checks import scalar_valued
 from quell._errors import invalid
 from quell._tree import batch_size, shape_leaves
 from quell.gaussian import Gaussian
@@ -159,14 +159,14 @@ class Objective(NamedTuple):
         shared = jax.tree.leaves(noise)[0].shape[1] != batch_size(batch)
         if shared:
             noise = jax.tree.map(lambda e: e[:, 0], noise)  # vmap broadcasts it, without copies
-        loss = _scalar_valued("loss", self.loss)  # a vector would be averaged here, summed there
+        loss = scalar_valued("loss", self.loss)  # a vector would be averaged here, summed there
         one_draw = jax.vmap(loss, in_axes=(params_axis, None if shared else 0, 0))
         return jax.vmap(one_draw, in_axes=(None, 0, None))(params, noise, batch)
 
     def _penalty(self, params: PyTree[Array]) -> Float[Array, ""]:
         """The regulariser, which must be a scalar."""
         assert self.regulariser is not None
-        return _scalar_valued("regulariser", self.regulariser)(params)
+        return scalar_valued("regulariser", self.regulariser)(params)
 
     def _check(self, noise: PyTree[Array], batch: PyTree[Array]) -> None:
         """Refuse draws or batches of the wrong shape, while tracing."""
@@ -208,16 +208,16 @@ def negative_elbo(
     0.0
     """
     noise = normal(family.size)
-    checked = _scalar_valued("log_likelihood", log_likelihood)
+    checked = scalar_valued("log_likelihood", log_likelihood)
     if log_prior is None:
-        structure = Variational(log_likelihood, family, _unit_log_density)
+        structure = Variational(checked, family, _unit_log_density)
 
         def loss(params, eps, example):
             return -checked(family.sample(params, eps), example)
 
         return Objective(loss, noise, num_data, family.kl, structure)
 
-    checked_prior = _scalar_valued("log_prior", log_prior)
+    checked_prior = scalar_valued("log_prior", log_prior)
 
     def sampled_loss(params, eps, example):
         w = family.sample(params, eps)
@@ -225,30 +225,8 @@ def negative_elbo(
         divergence = family.log_density(params, w) - checked_prior(w)
         return divergence / num_data - checked(w, example)
 
-    structure = Variational(log_likelihood, family, log_prior)
+    structure = Variational(checked, family, checked_prior)
     return Objective(sampled_loss, noise, num_data, None, structure)
-
-
-def _scalar_valued(argument: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which now refuses to return anything but a scalar, while tracing."""
-
-    @wraps(function)
-    def checked(*args):
-        value = function(*args)
-        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(value)]
-        if shapes != [()] or not jax.tree_util.all_leaves([value]):
-            raise invalid(
-                argument,
-                expected="a function that returns a scalar, of shape ()",
-                got=f"shape {shapes[0]}" if len(shapes) == 1 else f"{len(shapes)} arrays",
-                advice=f"Reduce it to one number, for example with .sum(): a {argument} is of one "
-                "example and one draw."
-                if argument in ("loss", "log_likelihood")
-                else "Reduce it to one number, for example with .sum().",
-            )
-        return value
-
-    return checked
 
 
 def _unit_log_density(w: Float[Array, " d"]) -> Float[Array, ""]:
