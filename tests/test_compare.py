@@ -274,7 +274,22 @@ def test_what_does_not_fit_into_the_time_is_left_out_by_name(key, quick, toy):
     )  # fmt: skip
     assert {row.name for row in found.rows} == {"plain", "pairs"}  # one to compare with, at least
     assert set(found.unavailable) == {"plain, batch size 6", "pairs, batch size 6"}
-    assert "left out: 0.001 s were over" in str(found)
+    assert "left out: of 0.001 s 0.0 s were left, and compiling takes about" in str(found)
+    assert "longer than asked: compiling alone takes longer" in str(found)
+
+
+def test_what_is_not_timed_at_a_larger_size_grows_as_plain_and_is_named(key, quick, toy):
+    objective, params, data = toy
+    found = recommend(key, objective, params, data, batch_size=3, seconds=1e-3, num_steps=0)
+    assert {choice.name for choice in found.choices} == {"plain", "antithetic"}
+    assert {choice.batch_size for choice in found.choices} == {3}
+    assert "compiling takes about" in found.unavailable["closed-form, batch size 3"]
+    assert "batch size is left as it is" in found.unavailable["plain, batch size 12"]
+    assert "Note: it took" in str(found)
+    # Both may choose the size, although plain alone was timed at the larger one.
+    rows = [row("antithetic", 4500.0, 1.1e-3), row("plain", 5000.0, 1.1e-3)]
+    both = advice(rows, times={("plain", 160): Interval(2.6e-3, 2.6e-3, 2.6e-3)})
+    assert all(choice.batch_size > 10 for choice in both.choices)
 
 
 def test_an_interruption_keeps_what_was_measured(key, quick, toy, monkeypatch):

@@ -18,6 +18,9 @@ quick_jit = partial(
 """Compile in a third of the time: for work that is neither timed nor long."""
 
 
+_LATE = 0.2  # share of the time beyond which taking longer is worth a note
+
+
 class Budget:
     """So many seconds from now on, to be shared out.
 
@@ -26,6 +29,7 @@ class Budget:
     """
 
     def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
         self._until = time.monotonic() + seconds
 
     def left(self) -> float:
@@ -35,6 +39,13 @@ class Budget:
     def share(self, part: float) -> float:
         """A part of the seconds that are left, or zero."""
         return part * max(0.0, self.left())
+
+    def notes(self) -> list[str]:
+        """A note if it took much longer than asked."""
+        late = -self.left()
+        if late <= _LATE * self.seconds:
+            return []
+        return [f"it took {late:.1f} s longer than asked: compiling alone takes longer than that"]
 
 
 Report = Callable[[str, int], None]

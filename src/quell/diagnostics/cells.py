@@ -15,6 +15,7 @@ from quell.diagnostics.statistics import Interval
 from quell.diagnostics.stepper import (
     Learned,
     Stepper,
+    pace,
     state_after_path,
     state_after_steps,
     stepper,
@@ -25,6 +26,7 @@ from quell.estimators._types import Started
 from quell.objective import Objective
 
 _LEARNING, _FIXED = 0.4, 1000  # share of a cell's time, and the most steps without a path
+_STEADY = 1000  # steps after which Adam's second moments are those of its gradients
 
 
 class Spot(NamedTuple):
@@ -39,30 +41,60 @@ class Spot(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """An estimator at a batch size: its loop, its state after learning, and its noise."""
+    """An estimator at a batch size: its loop, its state after learning, and its noise.
+
+    Attributes:
+      loop: the loop of its steps.
+      learned: its state.
+      found: its noise; None if its steps are timed and no more.
+      compilation: the seconds that compiling took.
+    """
 
     loop: Stepper
     learned: Learned
     found: VarianceComponents | None
+    compilation: float
 
-    def rare(self, key: Key[Array, ""]) -> float:
+    def rare(self, key: Key[Array, ""], seconds: float) -> float:
         """The seconds per step of the estimator's rare work between steps."""
         if not self.learned.refreshes:
             return 0.0
-        each = refresh_seconds(key, self.loop, self.learned.state)
+        each = refresh_seconds(key, self.loop, self.learned.state, seconds=seconds)
         return each * self.learned.refreshes / self.learned.steps
 
 
-def metric_at(key: Key[Array, ""], spot: Spot, plain: Started, size: int) -> Metric:
-    """The Fisher information of q if there is one, else the optimiser's, warmed on plain noise."""
-    found = fisher_metric(spot.objective, spot.params)
+def loop_of(spot: Spot, started: Started, size: int) -> Stepper:
+    """The loop of an estimator's steps."""
+    return stepper(spot.objective, spot.params, spot.data, started, size, spot.optimizer)
+
+
+def metric_at(
+    key: Key[Array, ""],
+    objective: Objective,
+    params: PyTree[Array],
+    optimizer: optax.GradientTransformation,
+    loop: Stepper,
+    state: PyTree[Array],
+    *,
+    seconds: float,
+) -> Metric:
+    """The Fisher information of q if there is one, else the optimiser's, warmed on this noise.
+
+    Args:
+      key: the key for batches and noise.
+      objective: L.
+      params: θ.
+      optimizer: the optimiser.
+      loop: a loop of steps with this optimiser, at these parameters.
+      state: the state of the loop's estimator.
+      seconds: the time for the steps that warm it, compilation apart.
+    """
+    found = fisher_metric(objective, params)
     if found is not None:
         return found
-    loop = stepper(spot.objective, spot.params, spot.data, plain, size, spot.optimizer)
-    state = plain.init(key, spot.params)
-    return optimizer_metric(
-        spot.optimizer, loop.warmed(loop.prepare(key), state, loop.length), spot.params
-    )
+    fit = seconds / pace(key, loop, state)
+    steps = max(1, min(_STEADY, loop.length, int(min(fit, _STEADY))))
+    return optimizer_metric(optimizer, loop.warmed(loop.prepare(key), state, steps), params)
 
 
 def measured_cell(
@@ -70,6 +102,7 @@ def measured_cell(
     spot: Spot,
     metric: Metric,
     started: Started,
+    loop: Stepper,
     size: int,
     precise: float,
     seconds: float,
@@ -77,10 +110,10 @@ def measured_cell(
     """Let an estimator learn, and measure its noise, within so many seconds if they suffice."""
     init_key, learn_key, noise_key = jax.random.split(key, 3)
     problem, budget = (spot.objective, spot.params, spot.data), Budget(seconds)
-    loop = stepper(*problem, started, size, spot.optimizer)
-    allowed = budget.share(_LEARNING)
+    state = started.init(init_key, spot.params)
+    loop.advance(loop.prepare(learn_key), state, 0)  # compiles, also for the time of a step
+    compilation, allowed = seconds - budget.left(), budget.share(_LEARNING)
     if spot.path is None:
-        state = started.init(init_key, spot.params)
         learned = state_after_steps(learn_key, loop, state, steps=_FIXED, seconds=allowed)
     else:
         state = started.init(init_key, jax.tree.map(lambda p: p[0], spot.path))
@@ -97,7 +130,7 @@ def measured_cell(
         precise=precise,
     )
     check_measured(found.parts.total.value, size)
-    return Cell(loop, learned, found)
+    return Cell(loop, learned, found, compilation + found.compilation)
 
 
 def step_times(
@@ -107,4 +140,5 @@ def step_times(
     loops = {at: cell.loop for at, cell in cells.items()}
     states = {at: cell.learned.state for at, cell in cells.items()}
     taken = seconds_per_step(key, loops, states, seconds=seconds)
-    return {at: time.plus(cells[at].rare(key)) for at, time in taken.items()}
+    each = seconds / len(cells)
+    return {at: time.plus(cells[at].rare(key, each)) for at, time in taken.items()}

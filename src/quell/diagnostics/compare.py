@@ -48,6 +48,7 @@ class Comparison(NamedTuple):
       num_steps: steps of training before the parameters were frozen.
       exact: whether `nats` of the rows are nats, or else noise as the optimiser sees it.
       target: the value of the objective to which the time was measured, if any.
+      notes: the doubts that the budget leaves, in words.
     """
 
     rows: tuple[Row, ...]
@@ -59,6 +60,7 @@ class Comparison(NamedTuple):
     num_steps: int
     exact: bool
     target: float | None
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         best = self.rows[0]
@@ -197,6 +199,7 @@ def compare(
         num_steps=ranking.num_steps,
         exact=ranking.exact,
         target=target,
+        notes=ranking.notes,
     )
 
 
@@ -227,4 +230,5 @@ def _report(comparison: Comparison) -> str:
     if comparison.unavailable:
         lines = [f"{name}: {reason}" for name, reason in comparison.unavailable.items()]
         blocks.append("Not available\n" + "\n".join(lines))
+    blocks += [f"Note: {note}." for note in comparison.notes]
     return "\n\n".join(blocks)

@@ -20,11 +20,12 @@ from quell._tree import number_of_parameters
 from quell.bases import Basis
 from quell.diagnostics.budget import Budget, status
 from quell.diagnostics.ceilings import ceilings
+from quell.diagnostics.cells import metric_at
 from quell.diagnostics.measurement import Measurement
-from quell.diagnostics.metric import Metric, fisher_metric, optimizer_metric, signal
+from quell.diagnostics.metric import signal
 from quell.diagnostics.nats import Nats
 from quell.diagnostics.reference import full_gradient
-from quell.diagnostics.stepper import Stepper, state_after_steps, stepper
+from quell.diagnostics.stepper import state_after_steps, stepper
 from quell.diagnostics.timing import (
     peak_memory,
     refresh_seconds,
@@ -38,9 +39,7 @@ from quell.training.loop import start_key
 
 # Shares of the time that is left; the variance needs most, since its error falls as one over the
 # square root. All of them include compilation.
-_WARM_UP, _REFERENCE, _VARIANCE, _TIMING = 0.2, 0.3, 0.6, 0.6
-_SPARE = 0.05  # share of the time that must be left to find out about memory
-_STEADY = 1000  # steps after which Adam's second moments are those of its gradients
+_WARM_UP, _METRIC, _REFERENCE, _VARIANCE, _TIMING = 0.2, 0.1, 0.3, 0.6, 0.6
 
 
 @checked()
@@ -143,7 +142,8 @@ def measure(
                 )
         _check_state(state, first)
         say("the gradient itself", objective.num_data)
-        metric = _metric(learn_key, objective, params, loop, state, optimizer)
+        at = (objective, params, optimizer, loop, state)
+        metric = metric_at(learn_key, *at, seconds=budget.share(_METRIC))
         reference = full_gradient(keys[1], *problem, seconds=budget.share(_REFERENCE))
         say("noise", batch_size)
         found = variance_components(
@@ -165,13 +165,15 @@ def measure(
                 "the time of a step is without the estimator's rare work, as state was given"
             )
         if refreshes:
-            taken = taken.plus(refreshes * refresh_seconds(keys[2], loop, state))
+            each = refresh_seconds(keys[2], loop, state, seconds=budget.share(_TIMING))
+            taken = taken.plus(refreshes * each)
     if (taken.high - taken.low) > taken.value:
         notes.append("the time of a step is not known within a factor of two. Give more seconds")
     batch, total = batch_of(data, jnp.arange(batch_size)), found.parts.total.value
     if found.parts.total.standard_error > total / 2 > 0:
         notes.append("the variance is not known within a factor of two. Give more seconds")
-    shuffled, spare = batches is reshuffle, budget.left() > _SPARE * seconds
+    notes += budget.notes()
+    shuffled, spare = batches is reshuffle, budget.left() > found.compilation
     return Measurement(
         parts=found.parts,
         leaves=found.leaves,
@@ -199,15 +201,6 @@ def measure(
         evaluations=found.evaluations,
         notes=tuple(notes),
     )
-
-
-def _metric(key, objective: Objective, params, loop: Stepper, state, optimizer) -> Metric:
-    """The Fisher information if there is one, otherwise the optimiser's, warmed on this noise."""
-    found = fisher_metric(objective, params)
-    if found is not None:
-        return found
-    steps = min(_STEADY, loop.length)
-    return optimizer_metric(optimizer, loop.warmed(loop.prepare(key), state, steps), params)
 
 
 def _check_state(state: PyTree[Array], expected: PyTree[Array]) -> None:

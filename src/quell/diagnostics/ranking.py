@@ -10,14 +10,11 @@ from jaxtyping import Array, Key, PyTree
 from quell._errors import invalid
 from quell._tree import number_of_parameters
 from quell.diagnostics.budget import Budget, Report, quick_jit
-from quell.diagnostics.cells import Cell, Spot, measured_cell, metric_at, step_times
+from quell.diagnostics.cells import Cell, Spot, loop_of, measured_cell, metric_at, step_times
 from quell.diagnostics.records import as_json
 from quell.diagnostics.reference import full_gradient, no_reference
 from quell.diagnostics.statistics import Interval
-from quell.diagnostics.stepper import (
-    largest_prime,
-    stepper,
-)
+from quell.diagnostics.stepper import largest_prime
 from quell.diagnostics.variance import VarianceComponents
 from quell.estimators._types import Estimator, check_estimator
 from quell.objective import Objective
@@ -25,7 +22,9 @@ from quell.training.short import short_training
 
 _SIGNIFICANT = 5.0  # plain gradients with rare large entries reach z-scores of 4.4
 _PATH_NUMBERS = 2**25  # the most numbers in the path of a run
-_TRAINING, _REFERENCE, _TIMING = 0.3, 0.1, 0.25  # shares of the time that is left
+_TRAINING, _REFERENCE, _METRIC, _TIMING = 0.3, 0.1, 0.1, 0.25  # shares of the time that is left
+_SLACK = 0.35  # share of the time by which the compilation of another estimator may be late
+_LONGER = 3.0  # an estimator that learns compiles so many times longer than plain, about
 _NOTHING = 1e-12  # of plain's noise, or of the squared gradient: a variance below is rounding
 
 
@@ -98,6 +97,7 @@ class Ranking(NamedTuple):
       num_steps: the steps of the training that led there.
       exact: whether the unit of `nats` is the nat; otherwise it is as the optimiser sees it.
       times: seconds per step, by name and batch size.
+      notes: the doubts that the budget leaves, in words.
     """
 
     rows: list[Row]
@@ -107,6 +107,7 @@ class Ranking(NamedTuple):
     num_steps: int
     exact: bool
     times: dict[tuple[str, int], Interval]
+    notes: tuple[str, ...]
 
 
 def ranked(
@@ -169,36 +170,50 @@ def ranked(
         reference = full_gradient(reference_key, objective, here, data, seconds=allowed)
     started = {"plain": estimators["plain"].start(start_key, objective, params, data)}
     spot = Spot(objective, here, path, data, optimizer, reference)
-    metric = metric_at(each_key, spot, started["plain"], sizes[0])
+    loop = loop_of(spot, started["plain"], sizes[0])
+    at = (objective, here, optimizer, loop, started["plain"].init(each_key, here))
+    metric = metric_at(each_key, *at, seconds=budget.share(_METRIC))
     cells: dict[tuple[str, int], Cell] = {}
     unavailable: dict[str, str] = {}
     names = ["plain", *(name for name in estimators if name != "plain")]
     order = [(name, size) for size in sizes for name in names]
-    reserve, quickest = budget.share(_TIMING), 0.0
+    reserve, compilation = budget.share(_TIMING), {}
+
+    def expected(name):
+        """The seconds that compiling takes: as at the last batch size, or from those of plain."""
+        usual = compilation["plain"]
+        return compilation.get(name, usual if estimators[name].sampling else _LONGER * usual)
+
     try:
         for number, (name, size) in enumerate(order):
             left = budget.left() - reserve
             if name in unavailable:
                 continue
+            slack = _SLACK * seconds if size == sizes[0] else 0.0
             if len(cells) > 1 and (
-                left < quickest / 2 or (name != "plain" and ("plain", size) not in cells)
+                left < min(expected(name) / 2, expected(name) - slack)
+                or (name != "plain" and ("plain", size) not in cells)
             ):
-                unavailable[f"{name}, batch size {size}"] = f"left out: {seconds:g} s were over"
+                unavailable[f"{name}, batch size {size}"] = (
+                    f"left out: of {seconds:g} s {max(left, 0.0):.1f} s were left, and compiling "
+                    f"takes about {expected(name):.1f} s"
+                )
                 continue
             say(name, size)
             try:
                 if name not in started:  # one key for all: fair
                     started[name] = estimators[name].start(start_key, objective, params, data)
-                share = max(left, 0.0) / (len(order) - number)
+                if cells:
+                    loop = loop_of(spot, started[name], size)
+                share = max(budget.left() - reserve, 0.0) / (len(order) - number)
                 cells[name, size] = measured_cell(
-                    each_key, spot, metric, started[name], size, precise, share
+                    each_key, spot, metric, started[name], loop, size, precise, share
                 )
+                compilation[name] = cells[name, size].compilation
             except ValueError as error:
                 if name == "plain":  # without it there is nothing to compare with
                     raise
                 unavailable[name] = f"not available: {error}"
-            took = left + reserve - budget.left()
-            quickest = min(took, quickest) if quickest else took
     except KeyboardInterrupt:
         if not cells:
             raise
@@ -206,21 +221,26 @@ def ranked(
         unavailable |= {f"{name}, batch size {size}": "interrupted" for name, size in missing}
     for size in set(timed) - set(sizes):
         for name in [name for name, at in cells if at == sizes[0]]:
-            if budget.left() < quickest / 2:
-                unavailable[f"{name}, batch size {size}"] = f"left out: {seconds:g} s were over"
+            if budget.left() < expected(name) / 2:  # a loop is about half of what is compiled
+                unavailable[f"{name}, batch size {size}"] = (
+                    f"not timed: {seconds:g} s were over; "
+                    + (
+                        "the batch size is left as it is"
+                        if ("plain", size) not in cells
+                        else "it is taken to cost in proportion to plain"
+                    )
+                )
                 continue
             say(f"time per step of {name}", size)
-            cell = cells[name, sizes[0]]
-            problem = (objective, here, data, started[name], size, optimizer)
-            cells[name, size] = cell._replace(loop=stepper(*problem), found=None)
-            cells[name, size].loop.advance(
-                cells[name, size].loop.prepare(timing_key), cell.learned.state, 0
-            )  # compiles
+            loop, cell = loop_of(spot, started[name], size), cells[name, sizes[0]]
+            loop.advance(loop.prepare(timing_key), cell.learned.state, 0)  # compiles
+            cells[name, size] = cell._replace(loop=loop, found=None)
     say("time per step", max(size for _, size in cells))
     times = step_times(timing_key, cells, budget.left())
     found = {at: cell.found for at, cell in cells.items() if cell.found is not None}
     rows, best = _rows(found, times, baselines)
-    return Ranking(rows, best, unavailable, here, trained, metric.nats, times)
+    notes = tuple(budget.notes())
+    return Ranking(rows, best, unavailable, here, trained, metric.nats, times, notes)
 
 
 def _rows(

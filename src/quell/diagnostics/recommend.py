@@ -65,6 +65,7 @@ class Recommendation(NamedTuple):
       num_steps: T, the run for which the choice holds.
       exact: whether `nats` are nats, or else noise as the optimiser sees it.
       unavailable: the reason why a candidate was not measured, by its name.
+      notes: the doubts that the budget leaves, in words.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Recommendation(NamedTuple):
     num_steps: int
     exact: bool
     unavailable: dict[str, str]
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         own = next(c for c in self.choices if c.name == self.name)
@@ -98,6 +100,7 @@ class Recommendation(NamedTuple):
         ]
         lines = [f"Use {self.name} at batch size {self.batch_size}.", table(head, rows)]
         lines += [f"{name}: {reason}" for name, reason in self.unavailable.items()]
+        lines += [f"Note: {note}." for note in self.notes]
         return "\n\n".join(lines[:2]) + "".join(f"\n{line}" for line in lines[2:])
 
     def to_json(self) -> dict[str, Any]:
@@ -108,6 +111,7 @@ class Recommendation(NamedTuple):
             "choices": [choice._asdict() for choice in self.choices],
             "candidates": [row.to_json() for row in self.candidates],
             "unavailable": self.unavailable,
+            "notes": list(self.notes),
         }
 
 
@@ -185,7 +189,7 @@ def recommend(
         )
     run = Run(max(1, num_steps), N, min(largest, N), batches is reshuffle, ranking.exact)
     found = recommendation(estimators, ranking.rows, ranking.times, run)
-    return found._replace(unavailable=ranking.unavailable)
+    return found._replace(unavailable=ranking.unavailable, notes=ranking.notes)
 
 
 def candidates(objective: Objective) -> dict[str, Estimator]:
@@ -223,9 +227,11 @@ def recommendation(
 ) -> Recommendation:
     """The choice from rows of one batch size and times at more, the simplest estimator first."""
     measured, best = {row.name: row for row in rows}, {}
+    known = {name: {} for name in measured}
+    for (name, size), time in times.items():
+        known[name][size] = time.value
     for name in [name for name in estimators if name in measured]:
-        own = {size: time.value for (which, size), time in times.items() if which == name}
-        options = _choices(measured[name], own, run)
+        options = _choices(measured[name], _all_sizes(known[name], known["plain"]), run)
         best[name] = min(options, key=lambda choice: choice.seconds)
     open_ones = {name: choice for name, choice in best.items() if not choice.reason}
     soonest = min(open_ones.values(), key=lambda choice: choice.seconds)
@@ -240,6 +246,16 @@ def recommendation(
         run.exact,
         {},
     )
+
+
+def _all_sizes(own: Mapping[int, float], plain: Mapping[int, float]) -> dict[int, float]:
+    """The times at all sizes of plain: a time that is missing grows from the least as plain's.
+
+    >>> _all_sizes({10: 2.0}, {10: 1.0, 160: 3.0})
+    {10: 2.0, 160: 6.0}
+    """
+    least = min(own)
+    return {size: own.get(size, own[least] * time / plain[least]) for size, time in plain.items()}
 
 
 def _as_good(choice: Choice, soonest: Choice) -> bool:

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -11,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jaxtyping import Array, Int32, Key, PyTree
+from jaxtyping import Array, Key, PyTree
 
 from quell._tree import batch_size as rows_of
 from quell._tree import number_of_parameters, strongly_typed
 from quell.diagnostics.budget import quick_jit
+from quell.diagnostics.designs import consecutive
 from quell.estimators._types import Started, batch_of
 from quell.objective import Objective
-from quell.training.batches import reshuffle
 from quell.training.loop import is_visit, next_visit
 
 _LENGTH_ROWS = 2**16  # the most indices computed at once
@@ -82,7 +81,7 @@ def stepper(
     still = jax.tree.map(lambda p: jnp.repeat(jnp.asarray(p)[None], length, axis=0), params)
 
     def prepare(key):
-        return _consecutive_batches(key, length, objective.num_data, batch_size)
+        return consecutive(key, length, objective.num_data, batch_size)
 
     @jax.jit
     def loop(prepared, path, data, state, steps):
@@ -126,17 +125,6 @@ def stepper(
     return Stepper(prepare, advance, warmed, length, lambda state: bool(due(state)), refresh)
 
 
-# Compiled at the level of the module, once for all estimators of one batch size.
-@partial(quick_jit, static_argnums=(1, 2, 3))
-def _consecutive_batches(
-    key: Key[Array, ""], steps: int, num_data: int, batch_size: int
-) -> tuple[Int32[Array, "steps B"], Key[Array, " steps"]]:
-    """The batches of some steps of training, and a key for each step."""
-    batch_key, noise_key = jax.random.split(key)
-    indices = reshuffle(batch_key, 0, steps, num_data, batch_size)
-    return indices, jax.random.split(noise_key, steps)
-
-
 def state_after_path(
     key: Key[Array, ""],
     loop: Stepper,
@@ -154,7 +142,7 @@ def state_after_path(
     if not has_state(state):
         return Learned(state, T, 0)
     if math.isfinite(seconds):
-        T = largest_prime(min(T, int(seconds / _pace(key, loop, state))))
+        T = largest_prime(min(T, int(seconds / pace(key, loop, state))))
     path = jax.tree.map(lambda p: p[-T:], path)
 
     def along(start):
@@ -189,12 +177,12 @@ def _walked(key, loop: Stepper, state, T: int, along, *, until: float = math.inf
         if done == 0:  # compiled by now, and steps are cheap beside that
             until = max(until, time.monotonic() + (until - walked))
         done += steps
-        pace = _VISIT * steps / max(time.monotonic() - began, 1e-9)
-        count = loop.length if until == math.inf else max(1, int(min(pace, 4 * count)))
+        visit = _VISIT * steps / max(time.monotonic() - began, 1e-9)
+        count = loop.length if until == math.inf else max(1, int(min(visit, 4 * count)))
     return Learned(state, done, refreshes)
 
 
-def _pace(key, loop: Stepper, state) -> float:
+def pace(key: Key[Array, ""], loop: Stepper, state: PyTree[Array]) -> float:
     """The seconds of a step, roughly."""
     prepared = loop.prepare(key)
     loop.advance(prepared, state, 1)  # compiles

@@ -94,19 +94,21 @@ def seconds_per_step(
     }
 
 
-def refresh_seconds(key: Key[Array, ""], loop: Stepper, state: PyTree[Array]) -> float:
-    """The time of the rare work between steps; zero without any."""
+def refresh_seconds(
+    key: Key[Array, ""], loop: Stepper, state: PyTree[Array], *, seconds: float = math.inf
+) -> float:
+    """The time of the rare work between steps, which has run before; zero without any.
+
+    The median of three, or of fewer if they take longer than `seconds`.
+    """
     if loop.refresh is None:
         return 0.0
-    refresh = loop.refresh
-    refresh(key, state)  # compiles, unless it has run before
-
-    def turn(number):
+    taken = []
+    while len(taken) < _LEAST and sum(taken) <= seconds:
         began = time.perf_counter()
-        refresh(jax.random.fold_in(key, number), state)
-        return time.perf_counter() - began
-
-    return float(np.median([turn(number) for number in range(_LEAST)]))
+        loop.refresh(jax.random.fold_in(key, len(taken)), state)
+        taken.append(time.perf_counter() - began)
+    return float(np.median(taken))
 
 
 def peak_memory(

@@ -2,24 +2,23 @@
 
 import math
 import time
-from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int32, Key, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 from scipy import special
 
 from quell import _tree
 from quell.diagnostics.budget import quick_jit
+from quell.diagnostics.designs import crossed
 from quell.diagnostics.metric import Metric
 from quell.diagnostics.reference import Reference
 from quell.diagnostics.statistics import Interval, Parts, parts_from
 from quell.estimators._types import Started, batch_of
 from quell.objective import Objective
-from quell.training.batches import reshuffle
 
 _M = 4  # batches in a block: few, so that the blocks, which give the intervals, are many
 _K = 4  # keys in a block, each used with every batch
@@ -72,6 +71,7 @@ class VarianceComponents(NamedTuple):
       bias_z: the distance of the mean from the reference, as a z-score.
       squared_bias: an unbiased estimate of ‖E[G] − ∇L‖², which may be below zero.
       evaluations: the number of gradients computed.
+      compilation: the seconds that passed before the first of them.
     """
 
     parts: Parts
@@ -83,6 +83,7 @@ class VarianceComponents(NamedTuple):
     bias_z: float
     squared_bias: float
     evaluations: int
+    compilation: float = 0.0
 
 
 def variance_components(
@@ -125,7 +126,8 @@ def variance_components(
     blocks = quick_jit(_blocks(objective, started, metric, flat, batch_size, length))
 
     def run(start, count):
-        design = _crossed_batches(jax.random.fold_in(key, start), length, N, batch_size)
+        at = jax.random.fold_in(key, start)
+        design = crossed(at, count, length, (_M, _K), N, batch_size)
         outputs = blocks(design, params, data, state, offset, count)
         return [np.asarray(output, np.float64) for output in jax.block_until_ready(outputs)]
 
@@ -133,6 +135,7 @@ def variance_components(
     run(0, 0)  # compiles
     tables, sums = [], np.zeros((4, flat.size))
     began, done, count = time.monotonic(), 0, 1
+    compilation = began - (until - seconds)
     while done < least or (done < _MOST and time.monotonic() < until):
         table, moved = run(done, count)
         tables.append(table[:count])
@@ -141,22 +144,8 @@ def variance_components(
         count = max(1, min(length, pace))
         if precise and done >= _FEW and _is_precise(tables, precise):
             break
-    return _summary(np.concatenate(tables), sums, reference, flat)
-
-
-# Compiled at the level of the module, once for all estimators of one batch size.
-@partial(quick_jit, static_argnums=(1, 2, 3))
-def _crossed_batches(
-    key: Key[Array, ""], blocks: int, num_data: int, batch_size: int
-) -> tuple[Int32[Array, "blocks M B"], Key[Array, "blocks K"]]:
-    """For each block, M independent batches without replacement, and K keys."""
-    batch_key, noise_key = jax.random.split(key)
-
-    def choose(key):
-        return reshuffle(key, 0, 1, num_data, batch_size)[0]  # the first batch of an epoch
-
-    indices = jax.vmap(choose)(jax.random.split(batch_key, blocks * _M))
-    return indices.reshape(blocks, _M, batch_size), jax.random.split(noise_key, (blocks, _K))
+    found = _summary(np.concatenate(tables), sums, reference, flat)
+    return found._replace(compilation=compilation)
 
 
 def _blocks(objective, started: Started, metric: Metric, flat: _tree.Flattener, batch_size, length):
