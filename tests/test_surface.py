@@ -50,6 +50,22 @@ def test_at_most_31_names_at_the_top_and_78_in_all():
     assert len(everything()) <= 78, sorted(name for name, _ in everything().values())
 
 
+def test_a_star_and_dir_give_the_public_names_and_no_more():
+    names = set(public(quell))
+    found = {}
+    exec("from quell import *", found)
+    assert {name for name in found if not name.startswith("__")} == names
+    assert all(found[name] is getattr(quell, name) for name in names)
+    rooms = {name for name in dir(quell) if not name.startswith("__")} - names
+    assert all(inspect.ismodule(getattr(quell, name)) for name in rooms)
+
+
+@pytest.mark.parametrize("name", ["control_variate", "natural_gradient"])
+def test_a_module_does_not_hide_the_function_of_its_name(name):
+    importlib.import_module(f"quell.{name}")
+    assert inspect.isfunction(getattr(quell, name))
+
+
 FUNCTIONS = [(n, f) for n, f in everything().values() if inspect.isfunction(f)]
 
 

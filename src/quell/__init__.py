@@ -26,6 +26,8 @@ class _Package(ModuleType):
     def __getattr__(self, name: str) -> object:
         if name in _ROOMS:
             return importlib.import_module(f"quell.{name}")
+        if name == "__all__":
+            return _names()
         if not name.startswith("_"):
             from quell import _public
 
@@ -38,9 +40,15 @@ class _Package(ModuleType):
             super().__setattr__(name, value)  # an import would hide the function of this name
 
     def __dir__(self) -> list[str]:
-        from quell import _public
+        own = (name for name in super().__dir__() if name.startswith("__"))
+        return sorted({*own, *_ROOMS, *_names()})
 
-        return sorted({*super().__dir__(), *(n for n in dir(_public) if not n.startswith("_"))})
+
+def _names() -> list[str]:
+    """The public names."""
+    from quell import _public
+
+    return [name for name in dir(_public) if not name.startswith("_")]
 
 
 sys.modules[__name__].__class__ = _Package
