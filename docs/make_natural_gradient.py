@@ -23,7 +23,7 @@ from quell.models import logistic_regression
 from quell.plotting._style import COLOURS, legend_below, new_figure, saved, styled
 
 HERE = Path(__file__).parent
-PROBLEMS = {"titanic": 10, "magic": 100}  # batch sizes
+PROBLEMS = {"titanic": 10, "magic": 100, "spambase": 100}  # batch sizes
 ESTIMATORS = {
     "plain": quell.monte_carlo,
     "pairs": quell.antithetic,

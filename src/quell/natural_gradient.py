@@ -3,17 +3,20 @@
 For q(w) = N(m, LLᵀ), with a = Lᵀg_m and A = tril(Lᵀg_L), its diagonal halved, the inverse Fisher
 information turns the gradient (g_m, g_L) into (La, LA) (Tan, 2021). One step of rate ρ is
 
-    L ← L M⁻¹,          M = I + ρA, with the diagonal 1 + x replaced by 1/(1 − x) where x < 0
+    L ← L M⁻¹,          MᵀM = I + ρ(A + Aᵀ) to second order, M lower triangular
     m ← m − ρ LLᵀg_m    with the new L
 
-The diagonal of M stays positive, so LLᵀ stays positive definite whatever A is, and x and −x scale a
-standard deviation by reciprocal factors. The length of a step in the metric of the Fisher
-information is ρ (|a|² + |A|² + |diag A|²)^½; half its square is the divergence between the old and
-the new q, in nats. A block whose step would be longer than the bound s takes a step of length s.
+The precision (LLᵀ)⁻¹ is linear in the gradient, so that noise of mean zero leaves it where it is:
+without the second order, noise alone narrows q, and a narrow q finds back slowly. The length of a
+step in the metric of the Fisher information is ρ (|a|² + |A|² + |diag A|²)^½; half its square is
+the divergence between the old and the new q, in nats. The rate of a Gaussian is such that a
+gradient of the usual length gives a step of length s, the bound. The usual length is that of the
+gradients before this one: a rate that depended on the gradient itself would bias the step.
 """
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +25,7 @@ import optax
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Int, PyTree
 
+from quell import _tree
 from quell._arguments import checked
 from quell._checks import check_whole
 from quell._errors import invalid
@@ -36,6 +40,9 @@ from quell.gaussian import (
 )
 
 _LEAST = 1e-3  # the share of the first bound that is left at the end, so that a longer run moves
+_MEMORY = 10  # gradients behind the usual length
+_REACH = 1.5  # a step is never so many times longer than the bound
+_SHRINK = 0.8  # a step leaves this share of a precision at least: wide q make wild gradients
 
 Scalar = float | Float[Array, ""] | Callable[[Int[Array, ""]], Float[Array, ""]]
 
@@ -46,11 +53,13 @@ class NaturalGradientState(NamedTuple):
     Attributes:
       step: the number of updates so far `[]`.
       skipped: the number of updates that moved nothing, since a gradient was not finite `[]`.
+      usual: the logarithm of the usual length of each Gaussian's gradient, for each block.
       others: the state of the optimiser of all other leaves.
     """
 
     step: Int[Array, ""]
     skipped: Int[Array, ""]
+    usual: tuple[Float[Array, "*n"], ...]
     others: PyTree[Array]
 
 
@@ -106,7 +115,9 @@ def natural_gradient(
     def init(params):
         if others is None:
             _refuse_strays(params, find)
-        return NaturalGradientState(jnp.zeros((), int), jnp.zeros((), int), inner.init(params))
+        theta, none = jax.tree.leaves(params), jnp.zeros((), int)
+        usual = tuple(jnp.zeros_like(theta[b.mean].sum(b.axis)) for b in find(params))
+        return NaturalGradientState(none, none, usual, inner.init(params))
 
     def update(updates, state, params=None, **extra):
         if params is None:
@@ -122,64 +133,73 @@ def natural_gradient(
             s = s * _cosine(state.step, num_steps)
         grads, treedef = jax.tree.flatten(updates)
         theta = jax.tree.leaves(params)
-        finite = jnp.asarray(True)
-        new = list(grads)
+        taken = state.step - state.skipped
+        finite, new, usual = jnp.asarray(True), list(grads), []
         blocks = find(params)
-        for block in blocks:
+        for block, before in zip(blocks, state.usual):
             i, j = block.mean, block.scale
             step = _full_step if block.full else _mean_field_step
+            known = jnp.where(taken > 0, jnp.exp(before), 0)
+            rates = partial(_rates, rho, s, known)
             new[i], new[j], length = step(
-                theta[i], theta[j], grads[i], grads[j], rho, s, axis=block.axis
+                theta[i], theta[j], grads[i], grads[j], rates, axis=block.axis
             )
-            finite &= jnp.isfinite(length)
+            finite &= jnp.isfinite(length).all()
+            logarithm = jnp.log(jnp.maximum(length, jnp.finfo(length.dtype).tiny))
+            usual.append(before + (logarithm - before) / jnp.minimum(taken + 1, _MEMORY))
         inside = {i for block in blocks for i in (block.mean, block.scale)}
         for i in set(range(len(grads))) - inside:
             finite &= jnp.isfinite(grads[i]).all()
         new = [jnp.where(finite, one, 0).astype(old.dtype) for one, old in zip(new, grads)]
-        kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new_others, state.others)
+        kept = _tree.where(finite, (tuple(usual), new_others), (state.usual, state.others))
         skipped = state.skipped + ~finite
-        return treedef.unflatten(new), NaturalGradientState(state.step + 1, skipped, kept)
+        return treedef.unflatten(new), NaturalGradientState(state.step + 1, skipped, *kept)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _full_step(mean, scale, g_mean, g_scale, rho, s, *, axis):
+def _rates(rho, s, usual: Float[Array, "*n"], length: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """The rate of each Gaussian: a step of the usual length is not longer than s, none by far."""
+    usual = jnp.where(usual > 0, usual, length)  # of the first step its own
+    longest = jnp.maximum(usual, length / _REACH)
+    return jnp.where(rho * longest > s, s / longest, rho).astype(length.dtype)
+
+
+def _full_step(mean, scale, g_mean, g_scale, rates, *, axis):
     """The change of mean and packed factor, and the length of the natural gradient."""
     m, g_m = jnp.moveaxis(mean, axis, -1), jnp.moveaxis(g_mean, axis, -1)
-    d = m.shape[-1]
     L, a, below, x = tangent(m, scale, g_m, g_scale)
-    length = _length(a, below, math.sqrt(2) * x)
-    rho = _bounded(rho, s, length, L.dtype)
-    M = rho * below + _factor(rho * x)[..., None] * jnp.eye(d, dtype=L.dtype)
+    length = _length(a, below.reshape(*x.shape[:-1], -1), math.sqrt(2) * x)
+    rho = rates(length)[..., None]
+    B = rho[..., None] * below
+    C = jnp.einsum("...ki,...kj->...ij", B, B)
+    root = jnp.sqrt(_kept(2 * rho * x - jnp.diagonal(C, axis1=-2, axis2=-1)))
+    eye = jnp.eye(m.shape[-1], dtype=L.dtype)
+    M = jnp.tril(B - C, -1) / root[..., None] + root[..., None] * eye
     new = jnp.swapaxes(solve_triangular(M, jnp.swapaxes(L, -1, -2), trans=1, lower=True), -1, -2)
     change = -rho * jnp.einsum("...ij,...kj,...k->...i", new, new, g_m, optimize="optimal")
     return jnp.moveaxis(change, -1, axis), packed_each(new - L), length
 
 
-def _mean_field_step(mean, scale, g_mean, g_scale, rho, s, *, axis):
+def _mean_field_step(mean, scale, g_mean, g_scale, rates, *, axis):
     """The same with L diagonal, the exponential of `scale`: A is half the gradient of the log."""
-    x = 0.5 * g_scale
-    length = _length(jnp.exp(scale) * g_mean, math.sqrt(2) * x)
-    rho = _bounded(rho, s, length, x.dtype)
-    change = -jnp.sign(x) * jnp.log1p(rho * jnp.abs(x))  # − log of the factor
+    length = _length(jnp.exp(scale) * g_mean, math.sqrt(0.5) * g_scale)
+    rho = rates(length)[..., None]
+    change = -0.5 * jnp.log(_kept(rho * g_scale))
     return -rho * jnp.exp(2 * (scale + change)) * g_mean, change, length
 
 
-def _factor(x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
-    """The diagonal of M: 1 + x to first order, positive, and its own reciprocal at −x."""
-    return jnp.where(x < 0, 1 / (1 + jnp.abs(x)), 1 + jnp.abs(x))
+def _kept(change: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
+    """The share of a precision that a relative change leaves: 1 + change, but never too little."""
+    return jnp.maximum(1 + change, _SHRINK)
 
 
-def _length(*parts: Array) -> Float[Array, ""]:
-    """The square root of the sum of all squares, which do not overflow."""
-    largest = jnp.max(jnp.stack([jnp.abs(part).max() for part in parts]))
+def _length(*parts: Float[Array, "*n _"]) -> Float[Array, "*n"]:
+    """The square root of the sum of all squares along the last axis, which do not overflow."""
+    every = jnp.concatenate(parts, -1)
+    largest = jnp.abs(every).max(-1)
     unit = jnp.where(largest > 0, largest, 1)
-    return unit * jnp.sqrt(sum(((part / unit) ** 2).sum() for part in parts))
-
-
-def _bounded(rho, s, length: Float[Array, ""], dtype) -> Float[Array, ""]:
-    """The rate, or less if the step would be longer than s."""
-    return jnp.where(rho * length > s, s / length, rho).astype(dtype)
+    return unit * jnp.sqrt(((every / unit[..., None]) ** 2).sum(-1))
 
 
 def _at(value: Scalar, step: Int[Array, ""]) -> Any:
