@@ -74,7 +74,7 @@ SOAKED = """
 
 
 def kills(most: int, full: int, minutes: float, seed: int) -> None:
-    """Chains of killed runs, case by case and round by round: fits, and `quell reproduce`."""
+    """Chains of killed runs, case by case and round by round: fits, commands and the race."""
     import killing
 
     chance, began = random.Random(seed), time.monotonic()
@@ -91,6 +91,7 @@ def kills(most: int, full: int, minutes: float, seed: int) -> None:
                 break
             for case in left:
                 if case.name not in alone:
+                    killing.undisturbed(case, here[case.name] / "compiling")
                     alone[case.name] = killing.undisturbed(case, here[case.name] / "undisturbed")
                 rest = min(_AT_ONCE, wanted[case.name] - total[case.name].kills)
                 found = killing.chain(case, here[case.name], alone[case.name], rest, chance)
@@ -104,7 +105,10 @@ def _killed(total: dict, disk: dict) -> dict:
 
     settings = (
         f"The fits take {killing.NUM_STEPS:,} steps with a checkpoint every {killing.EVERY}; "
-        "`quell reproduce` is run with `--quick` and a plan as small as it goes."
+        "`quell reproduce` is run with `--quick` and a plan as small as it goes: its table must be "
+        "the same. The race (`benchmarks/race.py --quick`, three contestants on titanic) has a "
+        "clock that goes on by a fixed step at every look; all its files must be the same: tuning, "
+        "timed runs, replayed gaps and the page's numbers."
     )
     rows = {name: chain._asdict() for name, chain in total.items()}
     return {"rows": rows, "settings": settings, "machine": machine(), "disk": disk}
