@@ -246,10 +246,10 @@ def _soak_text(part: dict) -> str:
     return (
         f"{part['fits']:,} fits in {part['seconds'] / 60:.0f} minutes, each with a new objective, "
         f"new data and one of {part['estimators']} estimators. Live arrays: {arrays[0]} after the "
-        f"first round, {arrays[1]} at the end. Resident memory: {memory[0]:.0f} MB after the first "
-        f"fifth, {memory[1]:.0f} MB at the end, {part['kilobytes_per_fit']:.1f} kB per fit by a "
-        f"line through the last four fifths. Traces of the losses in a round: {traces[0]} in the "
-        f"first, {traces[1]} in the last."
+        f"first round, {arrays[1]} at the end. Resident memory, once the C library has given back "
+        f"what was freed: {memory[0]:.0f} MB after the first fifth, {memory[1]:.0f} MB at the end, "
+        f"{part['kilobytes_per_fit']:.1f} kB per fit by a line through the last four fifths. "
+        f"Traces of the losses in a round: {traces[0]} in the first, {traces[1]} in the last."
     )
 
 
