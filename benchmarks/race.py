@@ -10,6 +10,7 @@ times of steps by which `tune` compares batch sizes.
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -20,7 +21,7 @@ from _race.problems import PROBLEMS
 PHASES = ("tune", "time", "gaps")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=list(PROBLEMS), choices=list(PROBLEMS))
     parser.add_argument("--phases", nargs="*", default=list(PHASES), choices=list(PHASES))
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/race"), help="one file per job")
     parser.add_argument("--cache", type=Path, help="compiled code; in --out by default")
     parser.add_argument("--docs", type=Path, default=Path(__file__).parents[1] / "docs")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     # Phases compile the same loops; cold starts are measured apart, without this cache.
     cache = options.cache or options.out / "cache"
     jax.config.update("jax_compilation_cache_dir", str(cache.resolve()))

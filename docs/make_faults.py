@@ -41,7 +41,8 @@ that of a run that nobody disturbed. {settings}
 | run | kills | of them in the middle of a save | runs completed | results that differ |
 | --- | --: | --: | --: | --: |
 {table}
-
+"""
+FULL = """
 ## Full disks
 
 `make faults`
@@ -74,7 +75,7 @@ SOAKED = """
 
 
 def kills(most: int, full: int, minutes: float, seed: int) -> None:
-    """Chains of killed runs, case by case and round by round: fits, and `quell reproduce`."""
+    """Chains of killed runs, case by case and round by round: fits, commands and the race."""
     import killing
 
     chance, began = random.Random(seed), time.monotonic()
@@ -83,7 +84,8 @@ def kills(most: int, full: int, minutes: float, seed: int) -> None:
     total = {name: killing.Chain(0, 0, 0, 0) for name in wanted}
     with tempfile.TemporaryDirectory() as place:
         here = {case.name: Path(place) / case.name.replace(" ", "-") for case in cases}
-        disk = disks(full, seed)
+        if full:
+            keep("disks", disks(full, seed))
         alone = {}
         while time.monotonic() - began < 60 * minutes:
             left = [case for case in cases if total[case.name].kills < wanted[case.name]]
@@ -91,28 +93,34 @@ def kills(most: int, full: int, minutes: float, seed: int) -> None:
                 break
             for case in left:
                 if case.name not in alone:
+                    killing.undisturbed(case, here[case.name] / "compiling")
                     alone[case.name] = killing.undisturbed(case, here[case.name] / "undisturbed")
                 rest = min(_AT_ONCE, wanted[case.name] - total[case.name].kills)
                 found = killing.chain(case, here[case.name], alone[case.name], rest, chance)
                 sums = zip(total[case.name], found, strict=True)
                 total[case.name] = killing.Chain(*(a + b for a, b in sums))
-                keep("kills", _killed(total, disk))
+                keep("kills", _killed(total))
 
 
-def _killed(total: dict, disk: dict) -> dict:
+def _killed(total: dict) -> dict:
     import killing
 
     settings = (
         f"The fits take {killing.NUM_STEPS:,} steps with a checkpoint every {killing.EVERY}; "
-        "`quell reproduce` is run with `--quick` and a plan as small as it goes."
+        "`quell reproduce` is run with `--quick` and a plan as small as it goes: its table must be "
+        "the same. The race (`benchmarks/race.py --quick`, three contestants on titanic) has a "
+        "clock that goes on by a fixed step at every look; all its files must be the same: tuning, "
+        "timed runs, replayed gaps and the page's numbers."
     )
     rows = {name: chain._asdict() for name, chain in total.items()}
-    return {"rows": rows, "settings": settings, "machine": machine(), "disk": disk}
+    return {"rows": rows, "settings": settings, "machine": machine()}
 
 
 def disks(trials: int, seed: int) -> dict:
     """Fits whose disk is full from a third of their steps on, and has space again for the last."""
     import killing
+
+    import quell
 
     trials = 0 if os.geteuid() else trials  # only root may mount a file system
     chance = random.Random(seed)
@@ -120,22 +128,23 @@ def disks(trials: int, seed: int) -> dict:
     with tempfile.TemporaryDirectory() as place:
         expected, _ = killing.undisturbed(killing.fits((1,))[0], Path(place) / "undisturbed")
         for trial in range(trials):
-            here = Path(place) / str(trial)
-            here.mkdir()
+            here = Path(place) / str(trial)  # the log stays outside, where there is room
+            disk = here / "disk"
+            disk.mkdir(parents=True)
             subprocess.run(
-                ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", here], check=True
+                ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], check=True
             )
             try:
                 left = int(chance.uniform(0, 8_000))  # less than a checkpoint needs
                 until = chance.choice([killing.NUM_STEPS * 2 // 3, killing.NUM_STEPS])
                 _filled(killing, here, left, until)
                 found["warned"] += "could not be written" in (here / "log").read_text()
-                found["right"] += (here / killing.RESULT).read_text() == expected
-                (here / killing.RESULT).unlink()
-                _waited(killing, killing.fits((1,))[0].run, here)
-                found["resumed"] += (here / killing.RESULT).read_text() == expected
+                found["right"] += (disk / killing.RESULT).read_text() == expected
+                (disk / killing.RESULT).unlink()
+                _waited(killing, lambda d: killing.trained(quell.monte_carlo, 1, d / "disk"), here)
+                found["resumed"] += (disk / killing.RESULT).read_text() == expected
             finally:
-                subprocess.run(["umount", here], check=True)
+                subprocess.run(["umount", disk], check=True)
     return found
 
 
@@ -143,17 +152,18 @@ def _filled(killing, here: Path, left: int, until: int) -> None:
     """A run whose disk has so many bytes left between a third of its steps and `until`."""
     import quell
 
-    filler = here / "filler"
+    disk = here / "disk"
+    filler = disk / "filler"
 
     def fill(step, params, history):
         if step == killing.NUM_STEPS // 3:
-            free = os.statvfs(here)
+            free = os.statvfs(disk)
             filler.write_bytes(b"0" * max(0, free.f_bavail * free.f_frsize - left))
         elif step == until:
             filler.unlink()
 
     hook = quell.callback(fill, every=killing.NUM_STEPS // 3)
-    _waited(killing, lambda d: killing.trained(quell.monte_carlo, 1, d, [hook]), here)
+    _waited(killing, lambda d: killing.trained(quell.monte_carlo, 1, d / "disk", [hook]), here)
 
 
 def _waited(killing, run, here: Path) -> None:
@@ -204,13 +214,14 @@ def page(parts: dict) -> str:
             f"| {name} | {row['kills']} | {row['in_a_save']} | {row['completed']} | {row['lost']} |"
             for name, row in [*killed["rows"].items(), ("all", _sums(killed["rows"].values()))]
         ]
-        disk = killed["disk"]
+        text += KILLED.format(**killed, table="\n".join(rows))
+    if disk := parts.get("disks"):
         full = (
             f"{disk['trials']} runs: {disk['warned']} said that a checkpoint could not be "
             f"written, {disk['right']} ended with the right result, {disk['resumed']} went on from "
             "their last good checkpoint to the right result."
         )
-        text += KILLED.format(**killed, table="\n".join(rows), full=full)
+        text += FULL.format(full=full)
     if cases := parts.get("properties"):
         text += DRAWN.format(**cases, text=_property_text(cases))
     if soak := parts.get("soak"):
@@ -242,10 +253,10 @@ def _soak_text(part: dict) -> str:
     return (
         f"{part['fits']:,} fits in {part['seconds'] / 60:.0f} minutes, each with a new objective, "
         f"new data and one of {part['estimators']} estimators. Live arrays: {arrays[0]} after the "
-        f"first round, {arrays[1]} at the end. Resident memory: {memory[0]:.0f} MB after the first "
-        f"fifth, {memory[1]:.0f} MB at the end, {part['kilobytes_per_fit']:.1f} kB per fit by a "
-        f"line through the last four fifths. Traces of the losses in a round: {traces[0]} in the "
-        f"first, {traces[1]} in the last."
+        f"first round, {arrays[1]} at the end. Resident memory, once the C library has given back "
+        f"what was freed: {memory[0]:.0f} MB after the first fifth, {memory[1]:.0f} MB at the end, "
+        f"{part['kilobytes_per_fit']:.1f} kB per fit by a line through the last four fifths. "
+        f"Traces of the losses in a round: {traces[0]} in the first, {traces[1]} in the last."
     )
 
 

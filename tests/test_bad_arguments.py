@@ -1,6 +1,7 @@
 """Every public function × every argument × bad values: a result, or one clear sentence."""
 
 import inspect
+import time
 
 import jax
 import jax.numpy as jnp
@@ -180,11 +181,14 @@ def test_bad_values_give_a_result_or_one_clear_sentence(name, function, tmp_path
     monkeypatch.chdir(tmp_path)
     wrong = {}
     for _, _, argument, kind in (case for case in CASES if case[0] == name):
+        began = time.process_time()  # of this process: other work beside it does not count
         try:
             call(function, {**GOOD.get(name, {}), argument: BAD[kind]})
         except Exception as error:
             if not of_our_form(error) and not isinstance(error, FileNotFoundError):
                 wrong[argument, kind] = f"{type(error).__name__}: {error}"[:200]
+            elif (took := time.process_time() - began) > 1:
+                wrong[argument, kind] = f"refused after {took:.1f} s of work: {error}"[:200]
     assert not wrong, "\n".join(f"{case}: {text}" for case, text in wrong.items())
 
 

@@ -15,8 +15,9 @@ from quell.diagnostics import ranking
 from quell.diagnostics.compare import compare
 from quell.diagnostics.recommend import Run, candidates, recommend, recommendation
 from quell.diagnostics.statistics import Interval, Parts
-from quell.diagnostics.stepper import largest_prime, state_after_path, stepper
+from quell.diagnostics.stepper import Stepper, largest_prime, state_after_path, stepper
 from quell.diagnostics.target import seconds_to_target
+from quell.diagnostics.timing import refresh_seconds
 from quell.diagnostics.variance import Coordinates, VarianceComponents
 from quell.estimators import antithetic, monte_carlo
 from quell.objective import Objective
@@ -274,8 +275,15 @@ def test_what_does_not_fit_into_the_time_is_left_out_by_name(key, quick, toy):
     )  # fmt: skip
     assert {row.name for row in found.rows} == {"plain", "pairs"}  # one to compare with, at least
     assert set(found.unavailable) == {"plain, batch size 6", "pairs, batch size 6"}
-    assert "left out: of 0.001 s 0.0 s were left, and compiling takes about" in str(found)
+    assert "size 6; pairs, batch size 6: left out: 0.001 s do not suffice to compile" in str(found)
     assert "longer than asked: compiling alone takes longer" in str(found)
+
+
+def test_rare_work_has_a_time_even_if_none_is_left(key):
+    calls = []
+    loop = Stepper(None, None, None, 1, None, lambda key, state: calls.append(key))
+    assert 0 <= refresh_seconds(key, loop, (), seconds=-1.0) < 1
+    assert len(calls) == 1
 
 
 def test_what_is_not_timed_at_a_larger_size_grows_as_plain_and_is_named(key, quick, toy):
@@ -283,7 +291,7 @@ def test_what_is_not_timed_at_a_larger_size_grows_as_plain_and_is_named(key, qui
     found = recommend(key, objective, params, data, batch_size=3, seconds=1e-3, num_steps=0)
     assert {choice.name for choice in found.choices} == {"plain", "antithetic"}
     assert {choice.batch_size for choice in found.choices} == {3}
-    assert "compiling takes about" in found.unavailable["closed-form, batch size 3"]
+    assert "left out: 0.001 s do not suffice" in found.unavailable["closed-form"]
     assert "batch size is left as it is" in found.unavailable["plain, batch size 12"]
     assert "Note: it took" in str(found)
     # Both may choose the size, although plain alone was timed at the larger one.

@@ -222,10 +222,11 @@ def _estimators(problem: Problem) -> dict[str, Estimator]:
         "plain-4": monte_carlo(4),
         "antithetic": pairs,
         "antithetic-8": antithetic(8),
+        # Early, since a short comparison may not come to the last ones.
+        "closed-form": closed_form(basis=basis, select=problem.select),
         "quasi-monte-carlo": quasi_monte_carlo(8),
         "context-free": _with_few_coefficients(free, D),
         "recognition-network": _with_few_coefficients(network, D * (_HIDDEN[-1] + 1)),
-        "closed-form": closed_form(basis=basis, select=problem.select),
         "closed-form-points": closed_form(basis=bases.no_basis(), select=problem.select),
         "closed-form-single-draw": _with_few_coefficients(single, D * (width + 1)),
         "taylor": taylor(),

@@ -15,7 +15,7 @@ from quell.bases import Basis
 from quell.diagnostics.budget import status
 from quell.diagnostics.ceilings import ceilings
 from quell.diagnostics.ranking import Row, ranked
-from quell.diagnostics.records import as_json, microseconds, save_json, table
+from quell.diagnostics.records import as_json, by_reason, microseconds, save_json, table
 from quell.diagnostics.statistics import Interval
 from quell.diagnostics.target import seconds_to_target
 from quell.estimators._sampling import antithetic, monte_carlo
@@ -228,7 +228,6 @@ def _report(comparison: Comparison) -> str:
         table(list(columns), [[cell(row) for cell in columns.values()] for row in comparison.rows]),
     ]
     if comparison.unavailable:
-        lines = [f"{name}: {reason}" for name, reason in comparison.unavailable.items()]
-        blocks.append("Not available\n" + "\n".join(lines))
+        blocks.append("Not available\n" + "\n".join(by_reason(comparison.unavailable)))
     blocks += [f"Note: {note}." for note in comparison.notes]
     return "\n\n".join(blocks)

@@ -194,10 +194,8 @@ def ranked(
                 left < min(expected(name) / 2, expected(name) - slack)
                 or (name != "plain" and ("plain", size) not in cells)
             ):
-                unavailable[f"{name}, batch size {size}"] = (
-                    f"left out: of {seconds:g} s {max(left, 0.0):.1f} s were left, and compiling "
-                    f"takes about {expected(name):.1f} s"
-                )
+                left_out = name if size == sizes[0] else f"{name}, batch size {size}"
+                unavailable[left_out] = f"left out: {seconds:g} s do not suffice to compile it too"
                 continue
             say(name, size)
             try:
@@ -222,13 +220,11 @@ def ranked(
     for size in set(timed) - set(sizes):
         for name in [name for name, at in cells if at == sizes[0]]:
             if budget.left() < expected(name) / 2:  # a loop is about half of what is compiled
+                instead = "the batch size is left as it is"
+                if ("plain", size) in cells:
+                    instead = "it is taken to cost in proportion to plain"
                 unavailable[f"{name}, batch size {size}"] = (
-                    f"not timed: {seconds:g} s were over; "
-                    + (
-                        "the batch size is left as it is"
-                        if ("plain", size) not in cells
-                        else "it is taken to cost in proportion to plain"
-                    )
+                    f"not timed: {seconds:g} s were over; {instead}"
                 )
                 continue
             say(f"time per step of {name}", size)

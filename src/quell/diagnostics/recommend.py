@@ -13,7 +13,7 @@ from quell.diagnostics.budget import status
 from quell.diagnostics.metric import family_of, fisher_metric
 from quell.diagnostics.nats import steps_to
 from quell.diagnostics.ranking import Row, ranked
-from quell.diagnostics.records import microseconds, table
+from quell.diagnostics.records import by_reason, microseconds, table
 from quell.diagnostics.statistics import Interval
 from quell.estimators._closed_form import closed_form
 from quell.estimators._sampling import antithetic, monte_carlo
@@ -99,7 +99,7 @@ class Recommendation(NamedTuple):
             for choice in self.choices
         ]
         lines = [f"Use {self.name} at batch size {self.batch_size}.", table(head, rows)]
-        lines += [f"{name}: {reason}" for name, reason in self.unavailable.items()]
+        lines += by_reason(self.unavailable)
         lines += [f"Note: {note}." for note in self.notes]
         return "\n\n".join(lines[:2]) + "".join(f"\n{line}" for line in lines[2:])
 

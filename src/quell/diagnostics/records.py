@@ -3,7 +3,7 @@
 import json
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,18 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
         lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
     return "\n".join(lines)
+
+
+def by_reason(reasons: Mapping[str, str]) -> list[str]:
+    """A line for each reason, with the names that share it.
+
+    >>> by_reason({"svrg": "left out", "joint": "no draws", "taylor": "left out"})
+    ['svrg; taylor: left out', 'joint: no draws']
+    """
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names.setdefault(reason, []).append(name)
+    return [f"{'; '.join(some)}: {reason}" for reason, some in names.items()]
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -99,12 +99,12 @@ def refresh_seconds(
 ) -> float:
     """The time of the rare work between steps, which has run before; zero without any.
 
-    The median of three, or of fewer if they take longer than `seconds`.
+    The median of three, or of fewer if they take longer than `seconds`; of one if none are left.
     """
     if loop.refresh is None:
         return 0.0
     taken = []
-    while len(taken) < _LEAST and sum(taken) <= seconds:
+    while not taken or (len(taken) < _LEAST and sum(taken) <= seconds):
         began = time.perf_counter()
         loop.refresh(jax.random.fold_in(key, len(taken)), state)
         taken.append(time.perf_counter() - began)
