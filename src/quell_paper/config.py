@@ -267,7 +267,7 @@ PAPER = {
 # and keep the seeds.
 _SHORT_DEEP = replace(
     _DEEP,
-    seeds=3,
+    seeds=4,
     looks=1,
     sampling=Sampling(batches=20, draws=4),
     static=Static((10, 1000), (10, 100, 1000), EXTREMES, ((FULL, 1e-3),), others=()),

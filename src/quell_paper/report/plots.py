@@ -68,7 +68,7 @@ def step_lines(
     _name_columns(axes, panels)
     for axis in axes[-1]:
         axis.set_xlabel(xlabel)
-    legend_below(figure, axes[0, -1], columns=min(5, 2 * columns - 1) if log else 2)
+    legend_below(figure, _fullest(axes[0]), columns=min(5, 2 * columns - 1) if log else 2)
     return figure
 
 
@@ -89,7 +89,7 @@ def difference_lines(panels: Sequence[Panel], shared: bool = True) -> Any:
     for axis, group in [(axes[0, 0], panels)] if shared else zip(axes[0], [[p] for p in panels]):
         _early_differences_compressed(axis, [s.mean for panel in group for s in panel.series])
     axes[0, 0].set_ylabel(panels[0].ylabel)
-    legend_below(figure, axes[0, 0], columns=2)
+    legend_below(figure, _fullest(axes[0]), columns=2)
     return figure
 
 
@@ -212,6 +212,11 @@ def _name_columns(axes: Any, panels: Sequence[Sequence[Panel]]) -> None:
     """Write the titles of all rows over the first row."""
     for axis, panel in zip(axes[0], panels[0]):
         axis.set_title(panel.title)
+
+
+def _fullest(axes: Sequence[Any]) -> Any:
+    """The axes with the most lines, whose legend names every line."""
+    return max(axes, key=lambda axis: len(axis.lines))
 
 
 def _draw(axis: Any, series: Series, marker: bool) -> None:
