@@ -88,8 +88,11 @@ class Claim(NamedTuple):
         if self.verdict in ("not run", PARTS[True]):
             return ""
         counts = Counter(part.holds for part in self.parts)
-        words = {True: ("holds", "hold"), False: ("does not", "do not")}
-        words[None] = ("is undecided", "are undecided")
+        words = {
+            True: ("holds", "hold"),
+            False: ("does not", "do not"),
+            None: ("is undecided", "are undecided"),
+        }
         told = ", ".join(
             f"{counts[holds]} {word[counts[holds] > 1]}"
             for holds, word in words.items()
