@@ -208,7 +208,7 @@ def shown(interval: Interval) -> str:
     '0.50 [0.25, 0.75]'
     """
     size = max(abs(value) for value in interval if np.isfinite(value))
-    digits = 0 if size >= 100 else (2 if size >= 0.1 else 3)
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 0.1 else 3
     show = [f"{value:.{digits}f}" if np.isfinite(value) else "?" for value in interval]
     return f"{show[0]} [{show[1]}, {show[2]}]".replace("-", "−")
 
