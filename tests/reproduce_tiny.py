@@ -6,6 +6,7 @@ from dataclasses import replace
 from quell import cli
 from quell_paper.config import (
     CONTEXT_FREE,
+    EXPERIMENTS,
     FULL,
     LITERAL,
     OWN,
@@ -22,6 +23,8 @@ _SMALL = (CONTEXT_FREE, (4,))
 TINY = replace(
     QUICK["logistic"],
     seeds=2,
+    looks=1,
+    experiments=EXPERIMENTS,
     sampling=Sampling(batches=4, draws=2),
     static=Static(
         frozen_after=(2,),

@@ -13,6 +13,7 @@ from quell_paper import order_bias
 from quell_paper.config import (
     BATCH_SIZE,
     DEEPEST,
+    EXPERIMENTS,
     FULL,
     LITERAL,
     NETWORKS,
@@ -28,9 +29,12 @@ from quell_paper.illustration import find_pair, remaining
 from quell_paper.jobs import cached, number_of_weights, tidy
 from quell_paper.order_bias import squared_mean
 from quell_paper.problems import PROBLEMS, distinct, exact_nelbo, sampled_nelbo
+from quell_paper.reproduce import all_jobs
 from quell_paper.run import readable
 from quell_paper.training import streams
 from quell_paper.variates import control, correct, xavier_without_bias
+
+_QUICK = QUICK["logistic"]  # before other tests shrink it
 
 
 def test_draws_and_points_are_told_apart():
@@ -222,8 +226,17 @@ def test_the_defaults_are_the_papers():
         assert (plan.step_time.repetitions, plan.step_time.runs) == (100, 10)
         assert DEEPEST in plan.dynamic.networks
         assert LITERAL in plan.traces.procedures
-        assert QUICK[model].seeds * QUICK[model].looks < plan.seeds * plan.looks
     assert PAPER["deep-gp"].traces.nelbo_draws == 10
+
+
+def test_the_quick_form_of_logistic_regression_is_a_part_of_the_full_run():
+    plans = (_QUICK, PAPER["logistic"])
+    quick, full = (
+        {job.identity for job in all_jobs({"logistic": plan}, EXPERIMENTS) if not job.alone}
+        for plan in plans
+    )
+    assert quick < full
+    assert (plans[0].seeds, plans[0].looks) == (plans[1].seeds, plans[1].looks)
 
 
 def test_durations_for_people():

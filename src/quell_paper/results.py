@@ -73,42 +73,25 @@ class Results(NamedTuple):
                 yield self.plans[model], rows
 
     def static(
-        self,
-        model: str,
-        metric: str,
-        *,
-        procedure: Procedure = LITERAL,
-        early: bool = False,
-        **where: Any,
+        self, model: str, metric: str, *, procedure: Procedure = LITERAL, early=False, **where: Any
     ) -> pd.Series:
         """The remaining variance at a frozen model by seed, after all steps by default."""
-        plan = self.plans[model]
-        usual = {
-            "scale": procedure[0],
-            "learning_rate": plan.main_learning_rate,
-            "frozen_after": plan.static.frozen_after[0 if early else -1],
-            "coefficient_steps": plan.static.measured_after[-1],
-        }
-        return remaining(self.rows("static", model=model, **_MAIN | usual | where), metric)
+        static = self.plans[model].static
+        usual = {"scale": procedure[0], "coefficient_steps": static.measured_after[-1]}
+        usual["frozen_after"] = static.frozen_after[0 if early else -1]
+        return self._remaining("static", model, metric, usual | where)
 
     def dynamic(
-        self,
-        model: str,
-        metric: str,
-        *,
-        procedure: Procedure = LITERAL,
-        early: bool = False,
-        **where: Any,
+        self, model: str, metric: str, *, procedure: Procedure = LITERAL, early=False, **where: Any
     ) -> pd.Series:
         """The remaining variance in joint training by seed, at its end by default."""
-        plan = self.plans[model]
-        usual = {
-            "scale": procedure[0],
-            "order": procedure[1],
-            "learning_rate": plan.main_learning_rate,
-            "steps": plan.dynamic.measured_after[0 if early else -1],
-        }
-        return remaining(self.rows("dynamic", model=model, **_MAIN | usual | where), metric)
+        usual: dict[str, Any] = dict(zip(("scale", "order"), procedure))
+        usual["steps"] = self.plans[model].dynamic.measured_after[0 if early else -1]
+        return self._remaining("dynamic", model, metric, usual | where)
+
+    def _remaining(self, experiment: str, model: str, metric: str, where: dict) -> pd.Series:
+        usual = _MAIN | {"model": model, "learning_rate": self.plans[model].main_learning_rate}
+        return remaining(self.rows(experiment, **usual | where), metric)
 
     def trace(self, model: str, network: str, **where: Any) -> pd.DataFrame:
         """The bound on the whole data, one row per seed and one column per step."""

@@ -13,6 +13,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PyTree
 
 from quell._tree import take
+from quell.diagnostics.budget import quick_jit
 from quell.training.batches import reshuffle
 from quell_paper.config import BATCH_SIZE, EXTREMES, Plan, Variate
 from quell_paper.jobs import Job, cached, tidy, variate_job
@@ -110,7 +111,7 @@ def _teacher(model: str, steps: int) -> Callable:
 
         return indices, noise, lax.map(gradient, (indices, noise))
 
-    return jax.jit(over_seeds(model, teach))
+    return quick_jit(over_seeds(model, teach))
 
 
 @cached
@@ -145,4 +146,4 @@ def _start(model: str, variate: Variate) -> Callable:
     def start(key, params):
         return control(problem, variate, 1.0, params, key).init(params)
 
-    return jax.jit(over_seeds(model, start))
+    return quick_jit(over_seeds(model, start))

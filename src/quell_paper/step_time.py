@@ -74,7 +74,7 @@ def _ways(plan: Plan, variate: Variate) -> tuple[Callable[[], Any], Callable[[],
     """Two calls: `runs` dispatched steps, and a compiled loop of `_LOOP` steps."""
     problem, optimizer = PROBLEMS[plan.model](), optax.adam(plan.learning_rate)
     objective, data = problem.objective, problem.data
-    estimator = started(problem, variate, plan.main_learning_rate)
+    estimator = started(plan.model, variate, plan.main_learning_rate)
     loop = compiled_loop(
         estimator, objective, optimizer, reshuffle, batch_size=BATCH_SIZE, length=_LOOP
     )

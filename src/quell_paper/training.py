@@ -11,6 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell._tree import strongly_typed
+from quell.diagnostics.budget import quick_jit
 from quell.training.batches import reshuffle
 from quell.training.hooks import Monitors
 from quell.training.loop import Carried, Loop, RunKeys, compiled_loop, run_keys
@@ -129,14 +130,12 @@ def _loop(
     model: str, model_rate: float, variate: Variate, length: int, monitors: tuple[Monitors, ...]
 ) -> Loop:
     """The library's loop, compiled once for all learning rates: `advance` takes the rate first."""
-    # The rate is a tracer, so that the loop has to be made inside the outer jit; other estimators
-    # know no rate, and look at the data on the host.
+    # The rate is a tracer, so that the loop has to be made inside the outer jit.
     problem = PROBLEMS[model]()
-    fixed = started(problem, variate, 1.0) if variate.other else None
 
     def loop(rate) -> Loop:
         return compiled_loop(
-            fixed or started(problem, variate, rate),
+            started(model, variate, rate),
             problem.objective,
             optax.adam(model_rate),
             reshuffle,
@@ -156,11 +155,10 @@ def _loop(
 def _start(model: str, variate: Variate) -> Callable[[RunKeys], Carried]:
     """The start of training with an `unlearned` variate."""
     problem = PROBLEMS[model]()
-    estimate = started(problem, variate, 1.0)
 
     def start(keys: RunKeys) -> Carried:
         params = problem.init(keys.params)
-        state = estimate.init(keys.init, params)
+        state = started(model, variate).init(keys.init, params)
         return strongly_typed(Carried(params, optax.adam(1.0).init(params), state))
 
-    return jax.jit(jax.vmap(start) if _side_by_side(model) else start)
+    return quick_jit(jax.vmap(start) if _side_by_side(model) else start)

@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PyTree
 
 from quell._tree import take
+from quell.diagnostics.budget import quick_jit
 from quell.diagnostics.variance import nested_parts
 from quell.estimators._types import batch_of
 from quell.training.batches import reshuffle
@@ -65,7 +66,7 @@ def sampler(model: str, size: Sampling) -> Callable[..., Samples]:
         per_draw = jax.vmap(lambda e, b: objective.gradient(params, e, b), (0, None))
         return Samples(indices, batch, noise, jax.vmap(per_draw)(noise, batch))
 
-    return jax.jit(over_seeds(model, sample))
+    return quick_jit(over_seeds(model, sample))
 
 
 @cached
@@ -94,7 +95,7 @@ def estimator_measurer(model: str, variate: Variate) -> Callable[..., dict[str, 
     The batches are those of the samples.
     """
     problem = PROBLEMS[model]()
-    estimate = started(problem, variate, 1.0).estimate
+    estimate = started(model, variate).estimate
 
     def measure(key, state, params, samples: Samples) -> dict[str, Any]:
         M, K = jax.tree.leaves(samples.gradient)[0].shape[:2]
@@ -108,7 +109,7 @@ def estimator_measurer(model: str, variate: Variate) -> Callable[..., dict[str, 
         G = lax.map(lambda pair: per_draw(*pair), (samples.indices, keys))
         return variance_columns(samples.gradient, G)
 
-    return jax.jit(over_seeds(model, measure))
+    return quick_jit(over_seeds(model, measure))
 
 
 def variance_columns(plain: PyTree[Array], controlled: PyTree[Array]) -> dict[str, Any]:

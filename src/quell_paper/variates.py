@@ -14,6 +14,8 @@ from quell.commands.catalogue import Problem
 from quell.contexts import raw
 from quell.types import Coefficients, Estimator, Started, Targets
 from quell_paper.config import BATCH_SIZE, FULL, SUM, UNIT, Variate
+from quell_paper.jobs import cached
+from quell_paper.problems import PROBLEMS
 
 BASES = {"linear": linear, "quadratic": lambda: polynomial(2)}
 Rate = float | Float[Array, ""]
@@ -52,9 +54,20 @@ def estimator(problem: Problem, variate: Variate, rate: Rate) -> Estimator:
     return quell.controlled(_coefficients(problem, variate, rate), **_parts(variate))
 
 
-def started(problem: Problem, variate: Variate, rate: Rate) -> Started:
+def started(model: str, variate: Variate, rate: Rate = 1.0) -> Started:
     """The estimator of a variate after its look at the problem, of which only shapes matter."""
-    key = jax.random.key(0)
+    # Other estimators know no rate, look at the data on the host, and compile functions of their
+    # own: all loops and measurements share one. Elsewhere the rate may be a tracer.
+    return _other_started(model, variate) if variate.other else _started(model, variate, rate)
+
+
+@cached
+def _other_started(model: str, variate: Variate) -> Started:
+    return _started(model, variate, 1.0)
+
+
+def _started(model: str, variate: Variate, rate: Rate) -> Started:
+    problem, key = PROBLEMS[model](), jax.random.key(0)
     at = (problem.objective, problem.init(key), problem.data)
     return estimator(problem, variate, rate).start(key, *at)
 

@@ -88,9 +88,15 @@ class Claim(NamedTuple):
         if self.verdict in ("not run", PARTS[True]):
             return ""
         counts = Counter(part.holds for part in self.parts)
-        words = {True: "hold", False: "do not", None: "are undecided"}
+        words = {
+            True: ("holds", "hold"),
+            False: ("does not", "do not"),
+            None: ("is undecided", "are undecided"),
+        }
         told = ", ".join(
-            f"{counts[holds]} {word}" for holds, word in words.items() if counts[holds]
+            f"{counts[holds]} {word[counts[holds] > 1]}"
+            for holds, word in words.items()
+            if counts[holds]
         )
         return f"Of {len(self.parts)} parts, {told}. {self.why}"
 

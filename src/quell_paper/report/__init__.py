@@ -37,6 +37,7 @@ def publish(results: Results, out: Path, command: str) -> Outcome:
     claims, pictures, full = judge(results), [], committed()
     for figure in all_figures(results):
         png = rendered(figure.drawing, "png")
+        figure.drawing.set_layout_engine("none")  # it is laid out: the second file keeps the layout
         store.write_file(out / "figures" / f"{figure.name}.png", png)
         store.write_file(out / "figures" / f"{figure.name}.pdf", rendered(figure.drawing, "pdf"))
         pictures.append(figure._replace(drawing=png))

@@ -195,7 +195,7 @@ def _own_traces(results: Results) -> Figure:
             look=_OWN.__getitem__,
         )
         panels += line
-    drawing = plots.difference_lines(panels)
+    drawing = plots.difference_lines(panels, shared=False)
     return Figure("own_traces", "own-traces", {}, True, drawing)
 
 

@@ -68,31 +68,39 @@ def step_lines(
     _name_columns(axes, panels)
     for axis in axes[-1]:
         axis.set_xlabel(xlabel)
-    legend_below(figure, axes[0, -1], columns=min(5, 2 * columns - 1) if log else 2)
+    legend_below(figure, _fullest(axes[0]), columns=min(5, 2 * columns - 1) if log else 2)
     return figure
 
 
 @styled
-def difference_lines(panels: Sequence[Panel]) -> Any:
-    """Draw differences between traces against the iteration, with a band over seeds."""
+def difference_lines(panels: Sequence[Panel], shared: bool = True) -> Any:
+    """Draw differences between traces against the iteration, with a band over seeds.
+
+    Args:
+      shared: whether all panels have one scale; otherwise each panel has its own.
+    """
     width = 4.2 * len(panels) + (0.4 if len(panels) > 1 else 2.2)
-    figure, axes = new_figure(1, len(panels), width, 3.4, sharey=True)
-    late = np.concatenate([s.mean[len(s.mean) // 4 :] for panel in panels for s in panel.series])
-    linear = _rounded(float(np.abs(late).max()))
+    figure, axes = new_figure(1, len(panels), width, 3.4, sharey=shared)
     for axis, panel in zip(axes[0], panels):
         axis.axhline(0, color=GREY, linewidth=1, linestyle="--", zorder=1)
         for series in panel.series:
             _draw(axis, series, marker=False)
         axis.set(title=panel.title, xlabel="iteration")
-    # The scale is linear for later differences, and logarithmic for the larger first differences.
-    axes[0, 0].set_yscale("symlog", linthresh=linear, linscale=2)
-    ticks = [linear * t for t in (0.5, 1, 10, 100)]
-    axes[0, 0].yaxis.set_major_locator(ticker.FixedLocator([*(-t for t in ticks[::-1]), 0, *ticks]))
-    axes[0, 0].yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
-    axes[0, 0].yaxis.set_minor_locator(ticker.NullLocator())
+    for axis, group in [(axes[0, 0], panels)] if shared else zip(axes[0], [[p] for p in panels]):
+        _early_differences_compressed(axis, [s.mean for panel in group for s in panel.series])
     axes[0, 0].set_ylabel(panels[0].ylabel)
-    legend_below(figure, axes[0, 0], columns=2)
+    legend_below(figure, _fullest(axes[0]), columns=2)
     return figure
+
+
+def _early_differences_compressed(axis: Any, traces: Sequence[Float[np.ndarray, " T"]]) -> None:
+    """Make a scale linear for later differences, and logarithmic for the larger first ones."""
+    linear = _rounded(max(float(np.abs(trace[len(trace) // 4 :]).max()) for trace in traces))
+    axis.set_yscale("symlog", linthresh=linear, linscale=2)
+    ticks = [linear * t for t in (0.5, 1, 10, 100)]
+    axis.yaxis.set_major_locator(ticker.FixedLocator([*(-t for t in ticks[::-1]), 0, *ticks]))
+    axis.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+    axis.yaxis.set_minor_locator(ticker.NullLocator())
 
 
 @styled
@@ -204,6 +212,11 @@ def _name_columns(axes: Any, panels: Sequence[Sequence[Panel]]) -> None:
     """Write the titles of all rows over the first row."""
     for axis, panel in zip(axes[0], panels[0]):
         axis.set_title(panel.title)
+
+
+def _fullest(axes: Sequence[Any]) -> Any:
+    """The axes with the most lines, whose legend names every line."""
+    return max(axes, key=lambda axis: len(axis.lines))
 
 
 def _draw(axis: Any, series: Series, marker: bool) -> None:

@@ -151,8 +151,8 @@ def order_rows(results: Results) -> list[dict[str, Any]]:
 
     One row per scale, variate and coefficient steps. Each order has its `bias`, the norm of the
     bias over the norm of the gradient, with its interval over seeds; `z`, the root mean square z
-    score of the bias, about 1 without bias; and `remaining`, the mean remaining variance of the
-    draws.
+    score of the bias, about 1 without bias; `remaining`, the mean remaining variance of the draws;
+    and `noisier`, the share of noisier entries.
     """
     rows = []
     for plan, orders in results.by_model("orders"):
@@ -170,7 +170,8 @@ def order_rows(results: Results) -> list[dict[str, Any]]:
 def _half(rows: pd.DataFrame) -> dict[str, Any]:
     bias = root(mean_interval((rows["bias"] / rows["gradient"]).to_numpy()))
     z = np.sqrt(rows["z"].to_numpy().mean())
-    return {"bias": bias, "z": z, "remaining": remaining(rows, "draws").mean()}
+    left, noisier = remaining(rows, "draws").mean(), rows["noisier"].mean()
+    return {"bias": bias, "z": z, "remaining": left, "noisier": noisier}
 
 
 def order_summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -207,7 +208,7 @@ def shown(interval: Interval) -> str:
     '0.50 [0.25, 0.75]'
     """
     size = max(abs(value) for value in interval if np.isfinite(value))
-    digits = 0 if size >= 100 else (2 if size >= 0.1 else 3)
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 0.1 else 3
     show = [f"{value:.{digits}f}" if np.isfinite(value) else "?" for value in interval]
     return f"{show[0]} [{show[1]}, {show[2]}]".replace("-", "−")
 
