@@ -77,17 +77,16 @@ def natural_gradient(
 
     A block is a dict (or another node) with leaves `mean` `[..., d]` and `scale`, either
     `[..., d(d+1)/2]` as in `quell.full_covariance` or `[..., d]` as in `quell.mean_field`, at any
-    depth of the params. It needs quiet gradients: with plain draws Adam ended nearer to the optimum
-    (docs/natural_gradient.md). A layer of the deep Gaussian process, whose mean is `[d, ...]`, is
-    one too.
+    depth of the params. A layer of the deep Gaussian process, whose mean is `[d, ...]`, is one too.
+    It profits from quiet gradients; docs/natural_gradient.md says where Adam ends nearer.
 
     Args:
       num_steps: T, the steps over which a bound given as a number falls by a cosine to a thousandth
         of it. None: it does not fall.
       rate: ρ, a number or a schedule. It hardly matters while the bound is active, which is as long
         as there is noise.
-      bound: s, the longest step of a block in the standard deviations of q: the number from which
-        it falls, or a schedule, which is taken as it is.
+      bound: s, the usual length of a step of a Gaussian in its own standard deviations, 1.5 times
+        which no step exceeds: the number from which it falls, or a schedule, taken as it is.
       others: the optimiser of leaves outside the blocks. By default there must be none; within
         `optax.partition` the leaves of other partitions do not count.
       family: `quell.full_covariance` or `quell.mean_field`, for blocks that could be either, which
