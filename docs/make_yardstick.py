@@ -1,30 +1,34 @@
 """Make the tables of docs/yardstick.md: the limit, reshuffling, the three yardsticks, the verdict.
 
-Runs of logistic regressions end at a gap that quadrature gives exactly; deep Gaussian processes at
-a bound from many draws. Every number is measured here. Leaves docs/yardstick.json, and goes on
-from there: remove it to start anew. `--quick` takes fewer steps and seeds.
+The problems are those of the race: where quadrature gives the bound, runs end at a gap from the
+best, elsewhere at a bound from fixed draws. Every number is measured here. Leaves
+docs/yardstick.json, and goes on from there: remove it to start anew. `--quick` takes fewer steps
+and seeds.
 """
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-from make_natural_gradient import exact_bound
 
 import quell
-from quell import datasets
 from quell.diagnostics.nats import left_after, noise_limits
 from quell.diagnostics.records import versions
-from quell.models import deep_gp, logistic_regression
 
 HERE = Path(__file__).parent
-BATCH = {"titanic": 10, "magic": 100, "airfoil": 100}
+sys.path.insert(0, str(HERE.parent / "benchmarks"))
+
+from _race.bounds import evaluator  # noqa: E402
+from _race.problems import PROBLEMS  # noqa: E402
+
+BATCH = {"titanic": 10, "million": 300, "protein": 300}  # elsewhere 100
 ESTIMATORS = {
     "plain": quell.monte_carlo,
     "pairs": quell.antithetic,
@@ -34,65 +38,37 @@ RATES = (0.003, 0.01, 0.03)
 START = 60  # t of the first step of a rate 2/t
 
 
-def best_params(value, params, num_steps: int = 100):
-    """The params of the least bound, by natural gradients of rate one over all the data."""
-    optimizer = quell.natural_gradient(None, rate=1.0)
+class Raced(NamedTuple):
+    """A problem of the race.
 
-    def step(carry, _):
-        params, state = carry
-        updates, state = optimizer.update(jax.grad(value)(params), state, params)
-        return (optax.apply_updates(params, updates), state), None
+    Attributes:
+      batch_size: |B|.
+      gaps: `gaps(params)`, for params with a leading axis of seeds: nats above the best bound where
+        it is known, otherwise the bound itself.
+      optimum: the params of the best bound, with a leading axis of one; None if unknown.
+    """
 
-    return jax.lax.scan(step, (params, optimizer.init(params)), None, num_steps)[0][0]
-
-
-class Logistic:
-    """A logistic regression with bias, and the exact gap to its best bound."""
-
-    def __init__(self, name: str) -> None:
-        dataset = datasets.load(name).with_bias()
-        model = logistic_regression(dataset.dim)
-        self.name, self.data, self.init = name, dataset.data, model.init
-        self.objective = model.objective(dataset.num_data)
-        with jax.enable_x64(True):
-            value = exact_bound(dataset.data)
-            start = jax.tree.map(lambda p: jnp.asarray(p, float), model.init(jax.random.key(0)))
-            optimum = best_params(value, start)
-            self.best = float(value(optimum))
-            self.value = jax.jit(lambda stacked: jax.lax.map(value, stacked))
-            self.optimum = jax.tree.map(lambda p: np.asarray(p, np.float32)[None], optimum)
-
-    def gaps(self, params) -> np.ndarray:
-        """Nats above the best bound, for params with a leading axis of seeds."""
-        with jax.enable_x64(True):
-            wide = jax.tree.map(lambda p: jnp.asarray(np.asarray(p, np.float64)), params)
-            return np.asarray(self.value(wide)) - self.best
+    name: str
+    batch_size: int
+    objective: quell.Objective
+    init: Callable
+    data: Any
+    gaps: Callable[[Any], np.ndarray]
+    optimum: Any
 
 
-class DeepGP:
-    """A deep Gaussian process on airfoil; its bound from 64 pairs of draws of every point."""
+@cache
+def raced(name: str) -> Raced:
+    """A problem of the race, with its evaluator."""
+    problem = PROBLEMS[name]()
+    judge = evaluator(problem)
+    optimum = jax.tree.map(lambda p: np.asarray(p, np.float32)[None], judge.best)
 
-    def __init__(self, lengthscale: float) -> None:
-        dataset = datasets.load("airfoil")
-        model = deep_gp(jax.random.key(0), dataset.x, lengthscale=lengthscale)
-        self.name, self.init = "airfoil", model.init
-        self.data, self.objective = model.prepare(dataset.data), model.objective(dataset.num_data)
-        draws = quell.antithetic(64).sampling
+    def gaps(params) -> np.ndarray:
+        return judge.full(params) - (judge.optimum or 0.0)
 
-        @jax.jit
-        def value(stacked, data):
-            def one(params):
-                noise = draws.draw(jax.random.key(1), self.objective, self.objective.num_data)
-                each = jax.tree.map(lambda e: e[:, None], noise)  # draw by draw: memory of one
-                return jax.lax.map(lambda e: self.objective.value(params, e, data), each).mean()
-
-            return jax.lax.map(one, stacked)
-
-        self.value = partial(value, data=self.data)
-
-    def gaps(self, params) -> np.ndarray:
-        """The bound itself: its best is not known."""
-        return np.asarray(self.value(params), float)
+    given = problem.objective, problem.init, problem.data
+    return Raced(name, BATCH.get(name, 100), *given, gaps, optimum)
 
 
 def optimizers(num_steps: int, only) -> dict:
@@ -113,7 +89,7 @@ def runs(problem, make, num_steps, batches, seeds, batch_size=None, only=None):
         end = quell.fit(
             jax.random.split(jax.random.key(0), seeds), problem.objective, problem.init,
             problem.data, optimizer, num_steps=num_steps,
-            batch_size=batch_size or BATCH[problem.name], estimator=make(), batches=batches,
+            batch_size=batch_size or problem.batch_size, estimator=make(), batches=batches,
             hooks=[quell.silent],
         ).params  # fmt: skip
         found[name] = end, problem.gaps(end)
@@ -130,7 +106,7 @@ def measured(problem, make, params, num_steps, batches, seconds):
     first = jax.tree.map(lambda p: p[0], params)
     return quell.measure(
         jax.random.key(2), problem.objective, first, problem.data, make(),
-        batch_size=BATCH[problem.name], num_steps=num_steps, batches=batches, seconds=seconds,
+        batch_size=problem.batch_size, num_steps=num_steps, batches=batches, seconds=seconds,
     )  # fmt: skip
 
 
@@ -160,7 +136,7 @@ def limit_rows(problem, lengths, seeds, seconds, known) -> Iterator[dict]:
 def reshuffling_rows(problem, epochs, seeds, nats, known) -> Iterator[dict]:
     """The gap of pairs, whose noise is that of points, over epochs, by both streams of batches."""
     split = nats.split()
-    steps_of_epoch = problem.objective.num_data / BATCH[problem.name]
+    steps_of_epoch = problem.objective.num_data / problem.batch_size
     for E in [E for E in epochs if not known(epochs=E)]:
         num_steps = round(E * steps_of_epoch)
         gaps = {}
@@ -200,7 +176,7 @@ def yardstick_rows(problem, num_steps, seconds, known) -> Iterator[dict]:
     """Trace, (Σ sd)² and nats of all estimators at the same parameters, plain = 1."""
     if known(problem=problem.name):
         return
-    if isinstance(problem, Logistic):
+    if problem.optimum is not None:
         params = problem.optimum
     else:
         there = runs(problem, quell.antithetic, num_steps, quell.reshuffle, 1, only=["natural"])
@@ -228,7 +204,7 @@ def verdict_rows(problem, label, cases, num_steps, seeds, seconds, known) -> Ite
     for estimator, only in cases:
         if known(problem=label, estimator=estimator):
             continue
-        make, quieter = ESTIMATORS[estimator], 5 * BATCH[problem.name]
+        make, quieter = ESTIMATORS[estimator], 5 * problem.batch_size
         found = runs(problem, make, num_steps, quell.reshuffle, seeds, only=only)
         name = best(found)
         at = measured(problem, make, found[name][0], num_steps, quell.reshuffle, seconds)
@@ -274,24 +250,22 @@ def main() -> None:
             record_path.write_text(json.dumps(record, indent=1) + "\n")
 
     parts = options.parts.split(",")
-    titanic, magic = Logistic("titanic"), Logistic("magic")
-    for problem in (titanic, magic) if "limit" in parts else ():
-        keep("limit", limit_rows, problem, lengths, seeds, seconds)
+    for name in ("titanic", "magic") if "limit" in parts else ():
+        keep("limit", limit_rows, raced(name), lengths, seeds, seconds)
     if "reshuffling" in parts:
-        at = measured(titanic, quell.antithetic, titanic.optimum, 1000, quell.reshuffle, seconds)
-        keep("reshuffling", reshuffling_rows, titanic, (0.5, 1, 2, 4, 8, 16), seeds, at.nats)
+        problem = raced("titanic")
+        at = measured(problem, quell.antithetic, problem.optimum, 1000, quell.reshuffle, seconds)
+        keep("reshuffling", reshuffling_rows, problem, (0.5, 1, 2, 4, 8, 16), seeds, at.nats)
+    if "yardsticks" in parts:
+        for name in ("titanic", "magic", "airfoil"):
+            keep("yardsticks", yardstick_rows, raced(name), 1000, seconds)
     if "verdicts" in parts:
         tuned, slow = ["Adam 0.01", "Adam 0.03"], [("pairs", ["Adam 0.003"])]
-        cases = [("plain", tuned), ("pairs", tuned)]
-        for problem in (titanic, magic):
-            keep("verdicts", verdict_rows, problem, problem.name, cases, 1000, seeds, seconds)
+        for name in PROBLEMS:
+            cases = [("plain", tuned)] * (name in ("titanic", "magic")) + [("pairs", tuned)]
+            keep("verdicts", verdict_rows, raced(name), name, cases, 1000, 2, seconds)
         label = "magic, a rate too low"
-        keep("verdicts", verdict_rows, magic, label, slow, 1000, seeds, seconds)
-        for lengthscale, of in ((5**0.5, "√5"), (1.0, "1")):
-            deep, label = DeepGP(lengthscale), f"deep GP on airfoil, lengthscale {of}"
-            keep("verdicts", verdict_rows, deep, label, [("pairs", tuned[:1])], 1000, 2, seconds)
-    for problem in (titanic, magic, DeepGP(5**0.5)) if "yardsticks" in parts else ():
-        keep("yardsticks", yardstick_rows, problem, 1000, seconds)
+        keep("verdicts", verdict_rows, raced("magic"), label, slow, 1000, 2, seconds)
     page = HERE / "yardstick.md"
     text = page.read_text()
     for part in record:
