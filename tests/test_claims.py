@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from quell.commands import reproduce as command
+from quell.diagnostics.statistics import median_interval
 from quell.types import Interval
 from quell_paper.claims import judge
 from quell_paper.config import AMORTISED, CRITERIA, FULL, LITERAL, OWN, PAPER
@@ -20,7 +21,6 @@ from quell_paper.verdicts import (
     as_json,
     difference_interval,
     mean_interval,
-    median_interval,
     positive,
     verdicts_by_model,
     within,
