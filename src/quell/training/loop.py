@@ -242,7 +242,7 @@ def compiled_loop(
         return refreshed(keys, carried, data, step)
 
     def visit(step):
-        return next_visit(step) if started.refresh else step + _LONGEST
+        return next_visit(step) if started.refresh else _NEVER
 
     advance = jit(advance, donate_argnums=1)
     now = refreshed if started.refresh else None
@@ -262,6 +262,7 @@ _NOTHING = Refresh(lambda state, batch_size: jnp.zeros((), bool), lambda *a: a[-
 _GATHER = 64  # batches gathered at once: their cache misses overlap
 _EARLY = (10, 18, 32, 56, 100, 178, 316, 562, 750, 1000)  # visits at the start
 _LONGEST = 500  # steps between visits later
+_NEVER = 2**31  # beyond the end of any run
 
 
 def is_visit(step: int) -> bool:
