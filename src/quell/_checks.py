@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import jax
@@ -126,44 +126,15 @@ def check_finite(argument: str, leaf: Array, advice: str) -> None:
 
 def check_loss(objective: Any, params: PyTree[Array], data: PyTree[Array]) -> None:
     """Refuse a loss or regulariser that cannot be traced with these parameters and data."""
-    of_one = scalar_valued("loss", objective.loss)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), data)
+    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), data)
 
-    def loss(key, params, example):
-        noise = objective.noise.sample(key, (1,))
-        return of_one(params, jax.tree.map(lambda e: e[0], noise), example)
+    def losses(key, params, batch):
+        return objective.losses(params, objective.sample_noise(key, 1), batch)
 
-    check_traces("loss", "loss(params, noise, example)", loss, key, params, example)
+    check_traces("loss", "loss(params, noise, example)", losses, key, params, batch)
     if objective.regulariser is not None:
-        penalty = scalar_valued("regulariser", objective.regulariser)
-        check_traces("regulariser", "regulariser(params)", penalty, params)
-
-
-def scalar_valued(argument: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which now refuses to return anything but a scalar, while tracing."""
-
-    @wraps(function)
-    def checked(*args):
-        value = function(*args)
-        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(value)]
-        if shapes != [()] or not jax.tree_util.all_leaves([value]):
-            got = f"shape {shapes[0]}" if len(shapes) == 1 else f"{len(shapes)} arrays"
-        elif jnp.iscomplexobj(value):
-            got = "a complex number"
-        else:
-            return value
-        of_what = ": it is of one example and one draw"
-        raise invalid(
-            argument,
-            expected="a function that returns a scalar, of shape ()",
-            got=got,
-            advice="Reduce it to one real number, for example with .sum()"
-            + (of_what if argument in ("loss", "log_likelihood") else "")
-            + ".",
-        )
-
-    return checked
+        check_traces("regulariser", "regulariser(params)", objective.penalty, params)
 
 
 def check_measured(variance: float, batch_size: int) -> None:

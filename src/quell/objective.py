@@ -6,6 +6,7 @@ divergence in closed form, or from the draws: E_q[log q(w) − log p(w)].
 
 import math
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,6 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from quell import _tree
 from quell._arguments import GAUSSIAN, checked
-from quell._checks import scalar_valued
 from quell._errors import invalid
 from quell._tree import batch_size, shape_leaves
 from quell.gaussian import Gaussian
@@ -70,8 +70,8 @@ class Objective(NamedTuple):
         self, params: PyTree[Array], noise: PyTree[Array], batch: PyTree[Array]
     ) -> Float[Array, ""]:
         """The estimate of L from a batch and its draws: N/(|B|S) Σ_b Σ_s loss + regulariser."""
-        data = self.num_data * self._losses(params, noise, batch).mean()
-        return data if self.regulariser is None else data + self._penalty(params)
+        data = self.num_data * self.losses(params, noise, batch).mean()
+        return data if self.regulariser is None else data + self.penalty(params)
 
     def gradient(
         self, params: PyTree[Array], noise: PyTree[Array], batch: PyTree[Array]
@@ -135,13 +135,13 @@ class Objective(NamedTuple):
 
         def value(flat, copies):
             copied = [copy if pick else leaf for copy, leaf, pick in zip(copies, flat, picks)]
-            losses = self._losses(treedef.unflatten(copied), *front, axes).sum()  # the copies
+            losses = self.losses(treedef.unflatten(copied), *front, axes).sum()  # the copies
             if R < B:
-                losses = losses + self._losses(treedef.unflatten(flat), *rest).sum()
+                losses = losses + self.losses(treedef.unflatten(flat), *rest).sum()
             data = self.num_data * losses / (B * jax.tree.leaves(noise)[0].shape[0])
             if self.regulariser is None:
                 return data
-            return data + self._penalty(treedef.unflatten(flat))
+            return data + self.penalty(treedef.unflatten(flat))
 
         copies = [
             jnp.broadcast_to(leaf, (R, *jnp.shape(leaf))) if pick else None
@@ -153,7 +153,7 @@ class Objective(NamedTuple):
         per_example = [B * c if pick else None for c, pick in zip(copied, picks)]
         return total, treedef.unflatten(gradient), treedef.unflatten(per_example)
 
-    def _losses(self, params, noise, batch, params_axis: Any = None) -> Float[Array, "S B"]:
+    def losses(self, params, noise, batch, params_axis: Any = None) -> Float[Array, "S B"]:
         """The loss of every draw of every example."""
         self._check(noise, batch)
         shared = jax.tree.leaves(noise)[0].shape[1] != batch_size(batch)
@@ -163,7 +163,7 @@ class Objective(NamedTuple):
         one_draw = jax.vmap(loss, in_axes=(params_axis, None if shared else 0, 0))
         return jax.vmap(one_draw, in_axes=(None, 0, None))(params, noise, batch)
 
-    def _penalty(self, params: PyTree[Array]) -> Float[Array, ""]:
+    def penalty(self, params: PyTree[Array]) -> Float[Array, ""]:
         """The regulariser, which must be a scalar."""
         assert self.regulariser is not None
         return scalar_valued("regulariser", self.regulariser)(params)
@@ -183,6 +183,32 @@ class Objective(NamedTuple):
                 got=got,
                 advice="Draw it with objective.sample_noise(key, batch_size).",
             )
+
+
+def scalar_valued(argument: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which now refuses to return anything but a scalar, while tracing."""
+
+    @wraps(function)
+    def checked(*args):
+        value = function(*args)
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(value)]
+        if shapes != [()] or not jax.tree_util.all_leaves([value]):
+            got = f"shape {shapes[0]}" if len(shapes) == 1 else f"{len(shapes)} arrays"
+        elif jnp.iscomplexobj(value):
+            got = "a complex number"
+        else:
+            return value
+        of_what = ": it is of one example and one draw"
+        raise invalid(
+            argument,
+            expected="a function that returns a scalar, of shape ()",
+            got=got,
+            advice="Reduce it to one real number, for example with .sum()"
+            + (of_what if argument in ("loss", "log_likelihood") else "")
+            + ".",
+        )
+
+    return checked
 
 
 @checked(family=GAUSSIAN)
