@@ -12,9 +12,9 @@ import optax
 from jax import lax
 from jaxtyping import Array, Key, PyTree
 
+from quell._jit import quick_jit, rare_jit
 from quell._tree import batch_size as rows_of
 from quell._tree import number_of_parameters, strongly_typed
-from quell.diagnostics.budget import quick_jit
 from quell.diagnostics.designs import consecutive
 from quell.estimators._types import Started, batch_of
 from quell.objective import Objective
@@ -115,7 +115,7 @@ def stepper(
         return Stepper(prepare, advance, warmed, length)
     work = started.refresh
     due = quick_jit(lambda state: work.due(state, batch_size))
-    run = jax.jit(
+    run = rare_jit(
         lambda key, params, data, state: work.run(key, objective, params, data, batch_size, state)
     )
 

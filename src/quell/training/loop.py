@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from quell import _tree
+from quell._jit import quick_jit, rare_jit
 from quell._tree import strongly_typed, take
 from quell.estimators._types import Batch, Estimate, Refresh, Started
 from quell.objective import Objective
@@ -232,7 +233,7 @@ def compiled_loop(
         advance = jax.vmap(advance, (0, 0, None, None, None))
         refreshed = _one_by_one(refreshed)
     # Donated buffers are written in place: states may be as large as tables over the data.
-    due, refreshed = jax.jit(due), jax.jit(refreshed, donate_argnums=1)
+    due, refreshed = quick_jit(due), rare_jit(refreshed, donate_argnums=1)
 
     def refresh(keys, carried, data, step):
         if started.refresh is None or not is_visit(step) or not bool(due(carried).any()):
