@@ -39,7 +39,7 @@ class RunKeys(NamedTuple):
     refreshes: Key[Array, ""]
 
 
-@jax.jit
+@quick_jit
 def run_keys(key: Key[Array, "*seeds"]) -> RunKeys:
     """The keys of a run, or of each of several runs."""
 
@@ -50,6 +50,7 @@ def run_keys(key: Key[Array, "*seeds"]) -> RunKeys:
     return jax.vmap(split)(key) if key.ndim else split(key)
 
 
+@quick_jit
 def start_key(key: Key[Array, "*seeds"]) -> Key[Array, ""]:
     """The key that starts the estimator, the same for all seeds and apart from `run_keys`."""
     return jax.random.fold_in(key[0] if key.ndim else key, 5)  # not one of the keys of a run
