@@ -9,18 +9,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from quell.diagnostics.statistics import median_interval
 from quell.types import Interval
 from quell_cli import reproduce as command
 from quell_paper.claims import judge
 from quell_paper.config import AMORTISED, CRITERIA, FULL, LITERAL, OWN, PAPER
 from quell_paper.report import committed, publish
+from quell_paper.report.pages import template_words
 from quell_paper.results import collected, remaining
 from quell_paper.store import Record
 from quell_paper.verdicts import (
+    MODELS,
     as_json,
     difference_interval,
     mean_interval,
-    median_interval,
     positive,
     verdicts_by_model,
     within,
@@ -345,11 +347,37 @@ def in_the_report(out):
 
 
 def in_the_page(page):
-    found = re.findall(r"^\| (\d+) \| [^|]* \| ([a-z ]+) \|$", page.read_text(), re.M)
-    return {int(i): verdict for i, verdict in found}
+    return {i: row["verdict"] for i, row in overview(page).items()}
+
+
+def overview(page):
+    """The page's table of all claims: verdicts by number and column."""
+    _, _, text = page.read_text().partition("| | claim | verdict |")
+    lines = f"| | claim | verdict |{text}".partition("\n\n")[0].splitlines()
+    head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    return {int(row[0]): dict(zip(head, row, strict=True)) for row in rows}
+
+
+PAGE = Path(__file__).parent.parent / "docs" / "reproduction.md"
 
 
 def test_the_committed_verdicts_are_those_of_the_committed_page():
-    page = in_the_page(Path(__file__).parent.parent / "docs" / "reproduction.md")
-    assert page == {int(i): verdicts["all"] for i, verdicts in committed().items()}
+    columns = {"all": "verdict"} | MODELS
+    page = {
+        i: {model: row[column] for model, column in columns.items() if row[column] != "–"}
+        for i, row in overview(PAGE).items()
+    }
+    assert page == {int(i): verdicts for i, verdicts in committed().items()}
     assert len(page) == 11
+
+
+def test_the_committed_page_has_the_words_of_its_templates():
+    words = template_words()
+    notes = ("judged", "scales_note", "capacity_note", "remaining_note", "joint_note")
+    told = [str(getattr(words, name)()) for name in (*notes, "order_note", "timing_note")]
+    told += [f"**{word}**: {meaning}" for word, meaning in words.words.items()]
+    told += [" | ".join(row).replace("N/|B|", r"N/\|B\|") for row in words.deviations]
+    told += ["; ".join(words.left_out), str(words.headlines_note(1000))]
+    told += [text for claim in judge(results()) for text in (claim.text, claim.effect)]
+    page = PAGE.read_text()
+    assert [text for text in told if text not in page] == []

@@ -74,7 +74,7 @@ def test_the_first_example_of_the_readme_makes_the_gradient_quieter(tmp_path):
         float(re.search(pattern, t).group(1)) for t in (done.stdout, page.read_text())
     )
     assert printed < 0.1
-    assert abs(printed - claimed) < 0.5 * claimed  # two seconds of measuring are not exact
+    assert claimed / 3 < printed < 3 * claimed  # two seconds of measuring are not exact
     assert "quell.closed_form()" in first_block(page)
 
 

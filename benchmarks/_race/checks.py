@@ -58,7 +58,9 @@ def _stretch(one: Racer) -> float:
     keys = run_keys(jax.random.key(7))
     carried = one.loop.start(keys, one.problem.init(keys.params))
     state = with_setting(carried.optimizer_state, Setting(one.batch, ADAM, False), 1)
-    carried = one.loop.refresh(keys, carried._replace(optimizer_state=state), one.problem.data, 0)
+    carried = carried._replace(optimizer_state=state)
+    if one.loop.refresh_now:
+        carried = one.loop.refresh_now(keys, carried, one.problem.data, 0)
     jax.block_until_ready(carried)
     count = min(one.loop.length, max(64, int(0.05 / one.per_step)))
     began = time.perf_counter()

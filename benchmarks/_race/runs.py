@@ -81,15 +81,16 @@ def racer(
         length=_chunk_length(problem.data, batch, [1024]),
     )
     keys, carried = run_keys(key), loop.start(run_keys(key), params)
-    carried = loop.refresh(keys, carried, problem.data, 0)
+    loop.refresh(keys, loop.start(keys, params), problem.data, 0)  # asks whether it is due
+    now = loop.refresh_now or (lambda keys, carried, data, step: carried)
+    carried = now(keys, carried, problem.data, 0)
     carried = _advanced(loop, keys, carried, problem, 0, 1)
     cold = time.perf_counter() - began
     refreshes = []
-    for _ in range(3):
+    for _ in range(3 if loop.refresh_now else 0):
         fresh = jax.block_until_ready(loop.start(keys, params))
         began = time.perf_counter()
-        if jax.block_until_ready(loop.refresh(keys, fresh, problem.data, 0)) is fresh:
-            break
+        jax.block_until_ready(now(keys, fresh, problem.data, 0))
         refreshes.append(time.perf_counter() - began)
     per_refresh = min(refreshes, default=0.0)
 

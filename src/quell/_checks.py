@@ -127,12 +127,13 @@ def check_finite(argument: str, leaf: Array, advice: str) -> None:
 def check_loss(objective: Any, params: PyTree[Array], data: PyTree[Array]) -> None:
     """Refuse a loss or regulariser that cannot be traced with these parameters and data."""
     key = jax.eval_shape(lambda: jax.random.key(0))
-    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), data)
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), data)
+    noisy = objective._replace(regulariser=None)
 
-    def losses(key, params, batch):
-        return objective.losses(params, objective.sample_noise(key, 1), batch)
+    def value(key, params, batch):
+        return noisy.value(params, noisy.sample_noise(key, 1), batch)
 
-    check_traces("loss", "loss(params, noise, example)", losses, key, params, batch)
+    check_traces("loss", "loss(params, noise, example)", value, key, params, one)
     if objective.regulariser is not None:
         check_traces("regulariser", "regulariser(params)", objective.penalty, params)
 

@@ -6,7 +6,6 @@ divergence in closed form, or from the draws: E_q[log q(w) − log p(w)].
 
 import math
 from collections.abc import Callable
-from functools import wraps
 from typing import Any, NamedTuple
 
 import jax
@@ -70,8 +69,13 @@ class Objective(NamedTuple):
         self, params: PyTree[Array], noise: PyTree[Array], batch: PyTree[Array]
     ) -> Float[Array, ""]:
         """The estimate of L from a batch and its draws: N/(|B|S) Σ_b Σ_s loss + regulariser."""
-        data = self.num_data * self.losses(params, noise, batch).mean()
+        data = self.num_data * self._losses(params, noise, batch).mean()
         return data if self.regulariser is None else data + self.penalty(params)
+
+    def penalty(self, params: PyTree[Array]) -> Float[Array, ""]:
+        """The regulariser at these parameters."""
+        assert self.regulariser is not None
+        return _scalar("regulariser", self.regulariser(params))
 
     def gradient(
         self, params: PyTree[Array], noise: PyTree[Array], batch: PyTree[Array]
@@ -135,9 +139,9 @@ class Objective(NamedTuple):
 
         def value(flat, copies):
             copied = [copy if pick else leaf for copy, leaf, pick in zip(copies, flat, picks)]
-            losses = self.losses(treedef.unflatten(copied), *front, axes).sum()  # the copies
+            losses = self._losses(treedef.unflatten(copied), *front, axes).sum()  # the copies
             if R < B:
-                losses = losses + self.losses(treedef.unflatten(flat), *rest).sum()
+                losses = losses + self._losses(treedef.unflatten(flat), *rest).sum()
             data = self.num_data * losses / (B * jax.tree.leaves(noise)[0].shape[0])
             if self.regulariser is None:
                 return data
@@ -153,20 +157,18 @@ class Objective(NamedTuple):
         per_example = [B * c if pick else None for c, pick in zip(copied, picks)]
         return total, treedef.unflatten(gradient), treedef.unflatten(per_example)
 
-    def losses(self, params, noise, batch, params_axis: Any = None) -> Float[Array, "S B"]:
+    def _losses(self, params, noise, batch, params_axis: Any = None) -> Float[Array, "S B"]:
         """The loss of every draw of every example."""
         self._check(noise, batch)
         shared = jax.tree.leaves(noise)[0].shape[1] != batch_size(batch)
         if shared:
             noise = jax.tree.map(lambda e: e[:, 0], noise)  # vmap broadcasts it, without copies
-        loss = scalar_valued("loss", self.loss)  # a vector would be averaged here, summed there
+
+        def loss(params, draw, example):  # a vector would be averaged here, summed elsewhere
+            return _scalar("loss", self.loss(params, draw, example))
+
         one_draw = jax.vmap(loss, in_axes=(params_axis, None if shared else 0, 0))
         return jax.vmap(one_draw, in_axes=(None, 0, None))(params, noise, batch)
-
-    def penalty(self, params: PyTree[Array]) -> Float[Array, ""]:
-        """The regulariser, which must be a scalar."""
-        assert self.regulariser is not None
-        return scalar_valued("regulariser", self.regulariser)(params)
 
     def _check(self, noise: PyTree[Array], batch: PyTree[Array]) -> None:
         """Refuse draws or batches of the wrong shape, while tracing."""
@@ -183,32 +185,6 @@ class Objective(NamedTuple):
                 got=got,
                 advice="Draw it with objective.sample_noise(key, batch_size).",
             )
-
-
-def scalar_valued(argument: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which now refuses to return anything but a scalar, while tracing."""
-
-    @wraps(function)
-    def checked(*args):
-        value = function(*args)
-        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(value)]
-        if shapes != [()] or not jax.tree_util.all_leaves([value]):
-            got = f"shape {shapes[0]}" if len(shapes) == 1 else f"{len(shapes)} arrays"
-        elif jnp.iscomplexobj(value):
-            got = "a complex number"
-        else:
-            return value
-        of_what = ": it is of one example and one draw"
-        raise invalid(
-            argument,
-            expected="a function that returns a scalar, of shape ()",
-            got=got,
-            advice="Reduce it to one real number, for example with .sum()"
-            + (of_what if argument in ("loss", "log_likelihood") else "")
-            + ".",
-        )
-
-    return checked
 
 
 @checked(family=GAUSSIAN)
@@ -234,26 +210,41 @@ def negative_elbo(
     0.0
     """
     noise = normal(family.size)
-    checked = scalar_valued("log_likelihood", log_likelihood)
     if log_prior is None:
-        structure = Variational(checked, family, _unit_log_density)
+        structure = Variational(log_likelihood, family, _unit_log_density)
 
         def loss(params, eps, example):
-            return -checked(family.sample(params, eps), example)
+            w = family.sample(params, eps)
+            return -_scalar("log_likelihood", log_likelihood(w, example))
 
         return Objective(loss, noise, num_data, family.kl, structure)
-
-    checked_prior = scalar_valued("log_prior", log_prior)
 
     def sampled_loss(params, eps, example):
         w = family.sample(params, eps)
         # once per data set, so 1/N here
-        divergence = family.log_density(params, w) - checked_prior(w)
-        return divergence / num_data - checked(w, example)
+        divergence = family.log_density(params, w) - _scalar("log_prior", log_prior(w))
+        return divergence / num_data - _scalar("log_likelihood", log_likelihood(w, example))
 
-    structure = Variational(checked, family, checked_prior)
+    structure = Variational(log_likelihood, family, log_prior)
     return Objective(sampled_loss, noise, num_data, None, structure)
 
 
 def _unit_log_density(w: Float[Array, " d"]) -> Float[Array, ""]:
     return -0.5 * (w**2).sum() - 0.5 * w.shape[-1] * math.log(2 * math.pi)
+
+
+def _scalar(argument: str, value: Any) -> Float[Array, ""]:
+    """The value of a user's function, which must be one real number."""
+    if jax.tree_util.all_leaves([value]):
+        if jnp.shape(value) == () and not jnp.iscomplexobj(value):
+            return value
+        got = f"shape {jnp.shape(value)}" if jnp.shape(value) else "a complex number"
+    else:
+        got = f"{len(jax.tree.leaves(value))} arrays"
+    of_one = ": it is of one example and one draw" if argument in ("loss", "log_likelihood") else ""
+    raise invalid(
+        argument,
+        expected="a function that returns a scalar, of shape ()",
+        got=got,
+        advice=f"Reduce it to one real number, for example with .sum(){of_one}.",
+    )

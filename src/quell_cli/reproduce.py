@@ -2,6 +2,8 @@
 
 import argparse
 import math
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,8 @@ HELP = "run the paper's experiments, and write figures, tables and report.html"
 # Written out, so that `quell --help` needs neither the laboratory nor its tools.
 EXPERIMENTS = ("figure-1", "static", "dynamic", "orders", "traces", "table-1")
 MODELS = ("logistic", "deep-gp", "deep-gp-1")
-NEXT = "quell compare --model logistic   (twenty estimators on one problem)"
-NEXT_QUICK = "quell reproduce all --out out/full   (the full run), or " + NEXT
+NEXT = "{quell} compare --model logistic   (all estimators on one problem)"
+NEXT_QUICK = "{quell} reproduce all --out out/full   (the full run), or " + NEXT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +67,9 @@ def told(outcome: Any, out: Path, quick: bool) -> list[str]:
         if claim.parts:
             full = outcome.full.get(str(claim.id), {}).get("all", "not run")
             lines.append(f"{claim.id:>2}  {claim.verdict:<18}  {full:<18}  {claim.text}")
-    following = NEXT_QUICK if quick else NEXT
+    # The program as it was called, if the shell would not find it by its name.
+    quell = "quell" if shutil.which("quell") else sys.argv[0]
+    following = (NEXT_QUICK if quick else NEXT).format(quell=quell)
     return [
         *lines,
         f"Found: {outcome.found}",

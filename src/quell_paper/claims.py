@@ -16,6 +16,7 @@ from importlib.resources import files
 import numpy as np
 import pandas as pd
 
+from quell.diagnostics.statistics import median_interval
 from quell_paper.config import (
     AMORTISED,
     APPLY_FIRST,
@@ -34,7 +35,6 @@ from quell_paper.verdicts import (
     above,
     difference_interval,
     mean_interval,
-    median_interval,
     positive,
     within,
 )

@@ -147,7 +147,6 @@ class Dynamic:
     """Section 5.3: model and coefficients learn together.
 
     Attributes:
-      learning_rates: the rates of the literal procedure; elsewhere the plan's main rate alone.
       other_bases: bases beside the linear basis, with squared difference and the literal procedure.
     """
 
@@ -155,7 +154,6 @@ class Dynamic:
     other_bases: tuple[str, ...] = ("quadratic",)
     criteria: tuple[str, ...] = _TWO_CRITERIA
     networks: tuple[Network, ...] = EXTREMES
-    learning_rates: tuple[float, ...] = ()
     procedures: tuple[Procedure, ...] = PROCEDURES
 
 
@@ -170,7 +168,6 @@ class OrderBias:
 
     learned_for: tuple[int, ...] = (10, 100, 1000)
     sampling: Sampling = Sampling(batches=200, draws=4)
-    criteria: tuple[str, ...] = _MAIN
     networks: tuple[Network, ...] = EXTREMES
     scales: tuple[str, ...] = (FULL, UNIT)
 
@@ -281,8 +278,8 @@ QUICK = {
         PAPER["logistic"],
         static=Static(settings=tuple((scale, 1e-2) for scale in (FULL, UNIT))),
         dynamic=Dynamic(other_bases=(), criteria=_MAIN, procedures=(LITERAL,)),
-        traces=Traces(procedures=(LITERAL,)),
-        step_time=StepTime(repetitions=10, criteria=_MAIN),
+        traces=Traces(procedures=(LITERAL, (UNIT, LEARN_FIRST))),  # the starts differ: claim 7
+        step_time=StepTime(criteria=_MAIN),
         experiments=tuple(name for name in EXPERIMENTS if name != "orders"),
     ),
     "deep-gp": _SHORT_DEEP,

@@ -11,33 +11,31 @@ from quell_paper.variance import estimator_measurer, measurer, sampler
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """The jobs, one per basis, criterion, network, procedure and learning rate; and the others."""
-    dynamic, main = plan.dynamic, plan.main_learning_rate
-    settings = [
-        (Variate("linear", criterion, hidden, *procedure), rate)
+    """The jobs: one per basis, criterion, network and procedure, and the other estimators."""
+    dynamic = plan.dynamic
+    variates = [
+        Variate("linear", criterion, hidden, *procedure)
         for criterion in dynamic.criteria
         for hidden in dynamic.networks
         for procedure in dynamic.procedures
-        for rate in (dynamic.learning_rates if procedure == LITERAL else ()) or (main,)
     ]
-    settings += [
-        (Variate(basis, "squared_difference", hidden, *LITERAL), main)
+    variates += [
+        Variate(basis, "squared_difference", hidden, *LITERAL)
         for basis in dynamic.other_bases
         for hidden in dynamic.networks
     ]
-    settings += [(PAIRS, main), (CLOSED_FORM, main)]
     return [
         variate_job(
             "dynamic",
             plan,
             variate,
-            rate,
+            plan.main_learning_rate,
             _run,
             steps=max(dynamic.measured_after),
             measured_after=dynamic.measured_after,
             sampling=asdict(plan.sampling),
         )
-        for variate, rate in settings
+        for variate in (*variates, PAIRS, CLOSED_FORM)
     ]
 
 

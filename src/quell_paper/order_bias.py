@@ -26,7 +26,7 @@ from quell_paper.variates import correct, flat, update
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """The jobs, one per criterion, network and scale; linear basis, main learning rate."""
+    """The jobs, one per network and scale: linear basis, squared difference, main learning rate."""
     stages, learned_for = plan.static.frozen_after, plan.order_bias.learned_for
     size = plan.order_bias.sampling
     corrections = len(learned_for) * size.batches * size.draws
@@ -34,7 +34,7 @@ def jobs(plan: Plan) -> list[Job]:
         variate_job(
             "orders",
             plan,
-            Variate("linear", criterion, hidden, scale),
+            Variate("linear", "squared_difference", hidden, scale),
             plan.main_learning_rate,
             _run,
             steps=len(stages) * (max(learned_for) + corrections),
@@ -43,7 +43,6 @@ def jobs(plan: Plan) -> list[Job]:
             sampling=asdict(size),
         )
         for scale in plan.order_bias.scales
-        for criterion in plan.order_bias.criteria
         for hidden in plan.order_bias.networks
     ]
 

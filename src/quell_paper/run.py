@@ -107,7 +107,9 @@ def _reporter(jobs: Sequence[Job], bar: Progress, say: Callable) -> Callable[[Jo
         nonlocal done, finished
         done, finished = done + 1, finished + job.weight + _COMPILATION
         remaining = readable((time.perf_counter() - begin) * (total - finished) / finished)
-        count, rest = f"{done}/{len(jobs)}", f"about {remaining} left"
+        # Until each worker has finished a job, half of the work done is not counted.
+        rest = f"about {remaining} left" if done >= _WORKERS else "still compiling"
+        count = f"{done}/{len(jobs)}"
         bar.update(task, completed=finished, description=job.label, status=f"{count}, {rest}")
         if bar.disable:
             say(f"[{count}] {job.label}: {seconds:.1f} s; {rest}")

@@ -148,15 +148,6 @@ def difference_interval(a: Any, b: Any, level: float = 0.95) -> Interval:
     return Interval(effect, interval.low, interval.high)
 
 
-def median_interval(values: np.ndarray) -> Interval:
-    """The median with the 95 % interval between order statistics."""
-    values = np.sort(values)
-    n = values.size
-    low, high = stats.binom.ppf([0.025, 0.975], n, 0.5).astype(int)
-    ends = values[max(low - 1, 0)], values[min(high, n - 1)]
-    return Interval(float(np.median(values)), *map(float, ends))
-
-
 def root(interval: Interval) -> Interval:
     """The interval of a size from the interval of its square; the root keeps the sign.
 

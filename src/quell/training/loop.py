@@ -109,6 +109,7 @@ class Loop(NamedTuple):
         depend on how a run is cut into calls.
       refresh: `refresh(keys, carried, data, step)` gives the arrays for this step after the rare
         work of the estimator, if there is any and it is due. The call consumes `carried`.
+      refresh_now: the same, due or not; None if the estimator has no such work.
       next_visit: `next_visit(step)`, the next step before which `refresh` must be called.
       length: the most steps of one call.
       columns: the name of each column of the table: "objective", "gradient_norm",
@@ -118,6 +119,7 @@ class Loop(NamedTuple):
     start: Callable[..., Carried]
     advance: Callable[..., tuple[Carried, Float[Array, "length columns"]]]
     refresh: Callable[..., Carried]
+    refresh_now: Callable[..., Carried] | None
     next_visit: Callable[[int], int]
     length: int
     columns: tuple[str, ...]
@@ -245,7 +247,8 @@ def compiled_loop(
         return next_visit(step) if started.refresh else step + _LONGEST
 
     advance = jit(advance, donate_argnums=1)
-    return Loop(jax.jit(start), advance, refresh, visit, length, columns)
+    now = refreshed if started.refresh else None
+    return Loop(jax.jit(start), advance, refresh, now, visit, length, columns)
 
 
 def _one_by_one(refreshed: Callable[..., Carried]) -> Callable[..., Carried]:

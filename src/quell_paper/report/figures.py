@@ -23,7 +23,7 @@ _STAGES: Any = {
 _OWN: dict[str, Look] = {  # the lines of the figures with the library's own estimator
     "none": ("the paper’s, context-free", 4, True),
     AMORTISED: ("the paper’s network", 1, False),
-    "pairs": ("pairs of draws alone", 6, True),
+    "pairs": ("pairs of draws alone", 5, True),
     "closed-form": ("quell.closed_form()", 3, False),
 }
 _ORDERS = {APPLY_FIRST: "apply, then learn", LEARN_FIRST: "the paper’s order"}

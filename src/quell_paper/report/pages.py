@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Sequence
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -47,11 +48,14 @@ def render(
 
 def found(results: Results, claims: Sequence[Claim]) -> str:
     """The verdicts and the library's own estimator in plain words, on one line."""
-    words = _environment().get_template("words.j2").module
-    headlines = tables.headlines(results)
-    parts = [words.counted(_counts(claims))]  # pyright: ignore[reportAttributeAccessIssue]
-    parts += [words.headline(**headlines[0])] if headlines else []  # pyright: ignore[reportAttributeAccessIssue]
+    words, headlines = template_words(), tables.headlines(results)
+    parts = [words.counted(_counts(claims)), *(words.headline(**facts) for facts in headlines[:1])]
     return " ".join(" ".join(str(part).split()) for part in parts)
+
+
+def template_words() -> Any:
+    """The macros and tables of words that both pages share."""
+    return _environment().get_template("words.j2").module
 
 
 def _counts(claims: Sequence[Claim]) -> dict[str, int]:

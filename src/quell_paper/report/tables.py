@@ -216,8 +216,9 @@ def shown(interval: Interval) -> str:
 def brief(value: float) -> str:
     """A number with two significant digits, three from 10 on.
 
-    >>> brief(0.0042), brief(0.287), brief(123.4)
-    ('0.0042', '0.29', '123')
+    >>> brief(0.0042), brief(0.1), brief(123.4)
+    ('0.0042', '0.10', '123')
     """
-    digits = 1 if abs(value) < 10 else 2
-    return f"{float(f'{value:.{digits}e}'):.10g}".replace("-", "−")
+    digits = 2 if abs(value) < 10 else 3
+    text = np.format_float_positional(value, digits, unique=False, fractional=False)
+    return text.rstrip(".").replace("-", "−")
