@@ -15,13 +15,13 @@ import optax
 
 import quell
 from quell import bases, coefficients, contexts, criteria
-from quell.commands.catalogue import estimators, problem
 from quell.diagnostics.ceilings import ceilings
 from quell.diagnostics.metric import fisher_metric
 from quell.diagnostics.reference import full_gradient
 from quell.diagnostics.stepper import state_after_steps, stepper
 from quell.diagnostics.timing import seconds_per_step
 from quell.diagnostics.variance import variance_components
+from quell_cli.catalogue import estimators, problem
 
 KEY = jax.random.key(0)
 ADAM = optax.adam(1e-2)

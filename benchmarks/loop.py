@@ -18,7 +18,11 @@ from jax import lax
 
 import quell
 from quell import datasets
-from quell.commands.benchmarks import (
+from quell.diagnostics.timing import in_turns
+from quell.models import deep_gp, logistic_regression
+from quell.training.hooks import Progress
+from quell.training.progress import rich_bar
+from quell_cli.benchmarks import (
     BATCH,
     KEY,
     OPTIMIZER,
@@ -29,10 +33,6 @@ from quell.commands.benchmarks import (
     turn_of,
     turn_of_fit,
 )
-from quell.diagnostics.timing import in_turns
-from quell.models import deep_gp, logistic_regression
-from quell.training.hooks import Progress
-from quell.training.progress import rich_bar
 
 
 def bare_scan(data, num_steps):

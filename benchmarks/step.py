@@ -11,11 +11,11 @@ from jax import lax
 import quell
 from quell import coefficients, criteria, datasets
 from quell._mlp import apply_layers, init_layers
-from quell.commands.benchmarks import Section, ratio, turn_of
 from quell.criteria import Evidence, mean_features
 from quell.diagnostics.timing import in_turns
 from quell.estimators._types import batch_of
 from quell.models import logistic_regression
+from quell_cli.benchmarks import Section, ratio, turn_of
 
 KEY = jax.random.key(0)
 BATCH, STEPS, DISPATCHED = 10, 2000, 200

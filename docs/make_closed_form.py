@@ -16,9 +16,9 @@ import numpy as np
 import optax
 
 import quell
-from quell.commands.catalogue import estimators, problem
 from quell.diagnostics.records import versions
 from quell.plotting._style import COLOURS, styled
+from quell_cli.catalogue import estimators, problem
 
 HERE = Path(__file__).parent
 ADAM = optax.adam(1e-2)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import jax
 
-from quell.commands.catalogue import estimators, problem
 from quell.diagnostics.compare import compare
 from quell.diagnostics.records import versions
 from quell.estimators import antithetic
+from quell_cli.catalogue import estimators, problem
 
 HERE = Path(__file__).parent
 PROBLEMS = {

@@ -20,11 +20,11 @@ from estimator_table import (  # noqa: E402
     NUM_DATA,
     Replayed,
     problem,
-    quick_jit,
     wander,
 )
 from test_estimators_unbiased import QUADRATURE, truth  # noqa: E402
 
+from quell._jit import quick_jit  # noqa: E402
 from quell.estimators._types import batch_of  # noqa: E402
 
 ORDER = 84  # more nodes than the tests: after a jump the integrands are steeper

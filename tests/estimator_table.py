@@ -19,9 +19,6 @@ from quell.types import Sampling
 
 NUM_DATA, BATCH = 4, 2
 
-# These tests compile much and compute little.
-quick_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-
 
 def controlled(sampling):
     return est.controlled(

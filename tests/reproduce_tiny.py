@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 
-from quell import cli
+from quell_cli import main as cli
 from quell_paper.config import (
     CONTEXT_FREE,
     EXPERIMENTS,

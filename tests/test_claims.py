@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from quell.commands import reproduce as command
 from quell.diagnostics.statistics import median_interval
 from quell.types import Interval
+from quell_cli import reproduce as command
 from quell_paper.claims import judge
 from quell_paper.config import AMORTISED, CRITERIA, FULL, LITERAL, OWN, PAPER
 from quell_paper.report import committed, publish

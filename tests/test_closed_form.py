@@ -9,11 +9,12 @@ import optax
 import pytest
 from _exact import EXACT, SAME32, max_error, mini_batches, nodes, total_variance
 from conformance import problem
-from estimator_table import Replayed, quick_jit
+from estimator_table import Replayed
 
 import quell
 from quell import bases, estimators
 from quell import noise as noises
+from quell._jit import quick_jit
 from quell.contexts import columns, computed, raw, standardised
 from quell.estimators._closed_form import affordable_basis, multiplier
 from quell.estimators._regression import regressed

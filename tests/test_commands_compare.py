@@ -5,10 +5,10 @@ import json
 import jax
 import pytest
 
-from quell.cli import main
-from quell.commands import benchmarks
-from quell.commands.catalogue import MODELS, estimators, problem
 from quell.contexts import as_matrix
+from quell_cli import benchmarks
+from quell_cli.catalogue import MODELS, estimators, problem
+from quell_cli.main import main
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from quell.cli import main
-from quell.commands.catalogue import problem
+from quell_cli.catalogue import problem
+from quell_cli.main import main
 
 ROWS = "\n".join(f"{i % 5},{(i * 7) % 11},{i % 3},{i * 0.37:.2f}" for i in range(40))
 TABLES = {
@@ -56,6 +56,9 @@ def refused(arguments, capsys):
         ("bench --out good.csv", "--out: expected a directory that can be written to"),
         ("bench --rounds 0", "argument --rounds: expected a whole number from 1 on, got '0'"),
         ("bench --only nothing", "argument --only: invalid choice"),
+        ("reproduce --seeds 0", "argument --seeds: expected a whole number from 1 on, got '0'"),
+        ("reproduce --minutes -3", "argument --minutes: expected a number from 0 on, got '-3'"),
+        ("reproduce --out good.csv", "--out: expected a directory that can be written to"),
         ("compare --data good.csv", "target: expected the name of the target column"),
         ("compare --data good.csv --target age --model deep", "model: expected one of"),
         ("compare --data . --target y", "expected a CSV file, got a directory"),
@@ -95,7 +98,7 @@ def test_a_network_takes_classes_and_numbers(tmp_path, target, outputs):
 
 def test_version_and_help_need_no_jax():
     script = (
-        "import sys; from quell.cli import main\n"
+        "import sys; from quell_cli.main import main\n"
         "try: main(['--{}'])\n"
         "except SystemExit as error: assert error.code == 0\n"
         "assert 'jax' not in sys.modules and 'numpy' not in sys.modules"

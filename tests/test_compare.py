@@ -12,8 +12,10 @@ from test_measure import linear_loss
 
 import quell
 from quell.diagnostics import ranking
+from quell.diagnostics.cells import Spot, loop_of, measured_cell, metric_at
 from quell.diagnostics.compare import compare
 from quell.diagnostics.recommend import Run, candidates, recommend, recommendation
+from quell.diagnostics.reference import no_reference
 from quell.diagnostics.statistics import Interval, Parts
 from quell.diagnostics.stepper import Stepper, largest_prime, state_after_path, stepper
 from quell.diagnostics.target import seconds_to_target
@@ -277,6 +279,20 @@ def test_what_does_not_fit_into_the_time_is_left_out_by_name(key, quick, toy):
     assert set(found.unavailable) == {"plain, batch size 6", "pairs, batch size 6"}
     assert "size 6; pairs, batch size 6: left out: 0.001 s do not suffice to compile" in str(found)
     assert "longer than asked: compiling alone takes longer" in str(found)
+
+
+def test_an_estimator_learns_even_if_compiling_has_taken_the_time(key, quick, toy):
+    """Otherwise the refresh before its first step would count as one in every step."""
+    objective, params, data = toy
+    path = jax.tree.map(lambda p: jnp.repeat(p[None], 300, 0), params)
+    spot = Spot(objective, params, path, data, optax.adam(1e-2), no_reference(3))
+    started = quell.closed_form().start(key, objective, params, data)
+    loop = loop_of(spot, started, 4)
+    at = (objective, params, spot.optimizer, loop, started.init(key, params))
+    metric = metric_at(key, *at, seconds=0.01)
+    cell = measured_cell(key, spot, metric, started, loop, 4, precise=0.0, seconds=1e-3)
+    assert cell.learned.steps > 100
+    assert cell.learned.refreshes < 10
 
 
 def test_rare_work_has_a_time_even_if_none_is_left(key):

@@ -119,7 +119,7 @@ def exists_as_target(name: str) -> bool:
 def exists_as_command(name: str) -> bool:
     """Whether the command line takes it; `--help` keeps it from running."""
     with pytest.raises(SystemExit) as left:
-        load("quell.cli").main([*name.split()[1:], "--help"])
+        load("quell_cli.main").main([*name.split()[1:], "--help"])
     return left.value.code == 0
 
 

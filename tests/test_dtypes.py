@@ -81,10 +81,20 @@ def test_mixtures_train(x64, key, name, mixture):
         assert (leaf != start).any()
 
 
-@pytest.mark.parametrize("half", [jnp.float16, jnp.bfloat16])
-def test_plain_gradients_train_in_half_precision(key, half):
+HALVES = [(name, half) for name in ESTIMATORS for half in (jnp.float16, jnp.bfloat16)]
+SHORT_HALVES = {(name, jnp.float16) for name in ("plain", "closed form", "least squares")}
+
+
+@pytest.mark.parametrize(
+    ("name", "half"),
+    [
+        pytest.param(*case, marks=() if case in SHORT_HALVES else pytest.mark.slow)
+        for case in HALVES
+    ],
+)
+def test_half_precision_trains(key, name, half):
     objective, params, data = problem(half, half, half)
-    settings: dict[str, Any] = {"num_steps": 12, "batch_size": 4}
+    settings: dict[str, Any] = {"num_steps": 12, "batch_size": 4, "estimator": ESTIMATORS[name]}
     result = quell.fit(key, objective, params, data, optax.sgd(1e-3), **settings)
     assert result.skipped == 0
     assert {leaf.dtype for leaf in jax.tree.leaves(result.params)} == {jnp.dtype(half)}

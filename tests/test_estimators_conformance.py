@@ -14,13 +14,13 @@ from estimator_table import (
     WRAPPERS,
     controlled,
     problem,
-    quick_jit,
     wander,
 )
 
 import quell
 from quell import estimators as est
 from quell import noise
+from quell._jit import quick_jit
 from quell._tree import take
 from quell.estimators._types import batch_of
 

@@ -6,12 +6,13 @@ import numpy as np
 import optax
 import pytest
 from _exact import max_error, mini_batches, total_variance
-from estimator_table import problem, quick_jit, unit_prior
+from estimator_table import problem, unit_prior
 
 import quell
 from quell import estimators as est
 from quell import models
 from quell import noise as noises
+from quell._jit import quick_jit
 from quell._tree import batch_size
 from quell.datasets import titanic
 from quell.estimators._types import batch_of

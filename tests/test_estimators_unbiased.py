@@ -11,13 +11,13 @@ from estimator_table import (
     NUM_DATA,
     Replayed,
     problem,
-    quick_jit,
     svrg,
     unit_prior,
     wander,
 )
 
 from quell import estimators as est
+from quell._jit import quick_jit
 from quell.estimators._types import batch_of
 from quell.types import Estimator, Started
 

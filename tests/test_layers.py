@@ -13,25 +13,26 @@ SOURCE = Path(quell.__file__).parents[1]
 
 # From the bottom up; docs/architecture.md draws them. `quell` is the public face.
 LAYERS = (
-    {"_errors", "_tree", "_checks", "_arguments", "_mlp", "plotting"},
+    {"_errors", "_tree", "_checks", "_arguments", "_jit", "_mlp", "plotting"},
     {"noise", "gaussian", "datasets"},
     {"objective", "bases", "contexts", "criteria", "natural_gradient"},
     {"coefficients", "models"},
     {"control_variate"},
     {"estimators", "training"},
     {"diagnostics"},
-    {"quell", "_public", "types"},
-    {"commands", "cli", "__main__"},
+    {"quell", "types"},
+    {"quell_cli", "__main__"},
     {"quell_paper"},
 )
 # Rooms that a room must not know, whatever its layer.
 FORBIDDEN = {"models": {"bases", "criteria", "contexts"}, "contexts": {"objective", "bases"}}
 # Imported inside a function, never with the module: a result draws itself when asked to, and
 # `quell reproduce` calls the laboratory when it runs.
-WHEN_ASKED = {("diagnostics", "plotting"), ("commands", "quell_paper")}
+WHEN_ASKED = {("diagnostics", "plotting"), ("quell_cli", "quell_paper")}
+PACKAGES = ("quell", "quell_cli", "quell_paper")
 MODULES = sorted(
     path.relative_to(SOURCE)
-    for package in ("quell", "quell_paper")
+    for package in PACKAGES
     for path in (SOURCE / package).rglob("*.py")
     if path != SOURCE / "quell" / "__init__.py"
 )
@@ -58,7 +59,7 @@ def imported_rooms(source: str, nested: bool = True) -> set[str]:
             if top == "quell":
                 known = rest and any(rest[0] in layer for layer in LAYERS)
                 found.add(rest[0] if known else "quell")
-            elif top == "quell_paper":
+            elif top in PACKAGES:
                 found.add(top)
     return found
 
@@ -82,12 +83,16 @@ def test_lower_layers_do_not_know_higher_ones(path):
     assert not known & FORBIDDEN.get(me, set())
 
 
-def test_the_library_imports_the_laboratory_in_one_place_alone():
-    users = [
-        path for path in MODULES if "quell_paper" in imported_rooms((SOURCE / path).read_text())
+def test_the_library_knows_neither_the_laboratory_nor_the_command_line():
+    """Apart from `python -m quell`; and of the command line, `quell reproduce` alone knows both."""
+    users = {name: [] for name in PACKAGES[1:]}
+    for path in MODULES:
+        for name in imported_rooms((SOURCE / path).read_text()) & set(users) - {path.parts[0]}:
+            users[name].append(path.as_posix())
+    assert [path for path in users["quell_cli"] if path.startswith("quell/")] == [
+        "quell/__main__.py"
     ]
-    outside = [path.as_posix() for path in users if path.parts[0] == "quell"]
-    assert outside == ["quell/commands/reproduce.py"]
+    assert users["quell_paper"] == ["quell_cli/reproduce.py"]
 
 
 def test_the_reader_of_imports_sees_every_form():
@@ -99,7 +104,7 @@ def test_the_reader_of_imports_sees_every_form():
 
 def test_importing_the_package_does_not_import_what_only_some_need():
     heavy = ["matplotlib", "rich", "numpyro", "orbax", "flax", "equinox", "sklearn", "pandas"]
-    heavy += ["jinja2", "quell.cli", "quell_paper"]
+    heavy += ["jinja2", "quell_cli", "quell_paper"]
     code = f"import sys, quell; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

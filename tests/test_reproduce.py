@@ -16,8 +16,8 @@ import jax
 import pytest
 from reproduce_tiny import TINY, reproduce
 
-from quell.cli import main
-from quell.commands import reproduce as command
+from quell_cli import reproduce as command
+from quell_cli.main import main
 from quell_paper import reproduce as laboratory
 from quell_paper import static, store
 from quell_paper.config import EXPERIMENTS, PAPER
@@ -183,11 +183,6 @@ def test_a_full_or_read_only_disk_is_a_clear_error(tmp_path, capsys, monkeypatch
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_seeds_must_be_positive(tmp_path, capsys):
-    assert reproduce(tmp_path, "static", "--seeds", "0") == 2
-    assert "--seeds: expected at least 1" in capsys.readouterr().err
-
-
 def test_undecided_claims_take_more_seeds_up_to_the_cap(tmp_path, monkeypatch):
     plan, rounds = replace(TINY, looks=3), []
     undecided, settled = (job.identity for job in static.jobs(plan))
@@ -229,11 +224,6 @@ def test_a_setting_has_a_place_of_its_own(tmp_path):
 def test_the_command_offers_every_experiment_and_model():
     assert command.EXPERIMENTS == EXPERIMENTS
     assert tuple(PAPER) == command.MODELS
-
-
-def test_the_library_knows_the_laboratory_only_in_its_command():
-    files = Path(command.__file__).parent.parent.rglob("*.py")
-    assert [file.name for file in files if "quell_paper" in file.read_text()] == ["reproduce.py"]
 
 
 def test_an_experiment_without_jobs_leaves_a_report(tmp_path):

@@ -1,54 +1,40 @@
 """quell: quieter gradients for doubly stochastic objectives.
 
-The public names are those of `quell._public`. They are imported when the first of them is asked
-for, since they need JAX, while `quell --help` must answer at once.
+The command line is a package of its own, `quell_cli`, so that `quell --help` need not import JAX.
 """
 
-import importlib
-import sys
-from types import ModuleType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from quell._public import *  # noqa: F403
-
-
-# The rooms of the package, which are modules.
-_ROOMS = {
-    *("bases", "coefficients", "contexts", "criteria", "datasets", "diagnostics", "estimators"),
-    *("gaussian", "models", "noise", "objective", "plotting", "training", "types"),
-}
-
-
-class _Package(ModuleType):
-    """A package whose public names are functions even if a module has the same name."""
-
-    def __getattr__(self, name: str) -> object:
-        if name in _ROOMS:
-            return importlib.import_module(f"quell.{name}")
-        if name == "__all__":
-            return _names()
-        if not name.startswith("_"):
-            from quell import _public
-
-            if hasattr(_public, name):
-                return getattr(_public, name)
-        raise AttributeError(f"module 'quell' has no attribute {name!r}")
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not isinstance(value, ModuleType) or name not in ("control_variate", "natural_gradient"):
-            super().__setattr__(name, value)  # an import would hide the function of this name
-
-    def __dir__(self) -> list[str]:
-        own = (name for name in super().__dir__() if name.startswith("__"))
-        return sorted({*own, *_ROOMS, *_names()})
-
-
-def _names() -> list[str]:
-    """The public names."""
-    from quell import _public
-
-    return [name for name in dir(_public) if not name.startswith("_")]
-
-
-sys.modules[__name__].__class__ = _Package
+from quell import bases as bases
+from quell import coefficients as coefficients
+from quell import contexts as contexts
+from quell import criteria as criteria
+from quell import datasets as datasets
+from quell import estimators as estimators
+from quell import models as models
+from quell import noise as noise
+from quell import types as types
+from quell.coefficients import recognition_network as recognition_network
+from quell.control_variate import apply_then_learn as apply_then_learn
+from quell.control_variate import control_variate as control_variate
+from quell.control_variate import learn_then_apply as learn_then_apply
+from quell.diagnostics.compare import compare as compare
+from quell.diagnostics.measure import measure as measure
+from quell.diagnostics.recommend import recommend as recommend
+from quell.estimators import antithetic as antithetic
+from quell.estimators import closed_form as closed_form
+from quell.estimators import controlled as controlled
+from quell.estimators import monte_carlo as monte_carlo
+from quell.estimators import svrg as svrg
+from quell.gaussian import full_covariance as full_covariance
+from quell.gaussian import mean_field as mean_field
+from quell.natural_gradient import natural_gradient as natural_gradient
+from quell.noise import normal as normal
+from quell.objective import Objective as Objective
+from quell.objective import negative_elbo as negative_elbo
+from quell.training.batches import reshuffle as reshuffle
+from quell.training.batches import with_replacement as with_replacement
+from quell.training.fit import fit as fit
+from quell.training.hooks import callback as callback
+from quell.training.hooks import checkpoint as checkpoint
+from quell.training.hooks import monitor as monitor
+from quell.training.hooks import silent as silent
+from quell.training.monitors import variance_ratio as variance_ratio

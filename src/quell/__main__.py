@@ -2,7 +2,7 @@
 
 import sys
 
-from quell.cli import main
+from quell_cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

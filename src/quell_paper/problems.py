@@ -12,9 +12,9 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from quell import Objective, datasets
 from quell._tree import take
-from quell.commands.catalogue import Problem, problem
 from quell.contexts import as_matrix
 from quell.models import deep_gp
+from quell_cli.catalogue import Problem, problem
 from quell_paper.jobs import cached
 
 _AT_ONCE = 4096  # losses computed at once, few enough to stay in the cache

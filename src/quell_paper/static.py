@@ -12,8 +12,8 @@ import pandas as pd
 from jax import lax
 from jaxtyping import Array, Float, Int, PyTree
 
+from quell._jit import quick_jit
 from quell._tree import take
-from quell.diagnostics.budget import quick_jit
 from quell.training.batches import reshuffle
 from quell_paper.config import BATCH_SIZE, EXTREMES, Plan, Variate
 from quell_paper.jobs import Job, cached, tidy, variate_job

@@ -10,8 +10,8 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Key, PyTree
 
+from quell._jit import quick_jit
 from quell._tree import strongly_typed
-from quell.diagnostics.budget import quick_jit
 from quell.training.batches import reshuffle
 from quell.training.hooks import Monitors
 from quell.training.loop import Carried, Loop, RunKeys, compiled_loop, run_keys

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, PyTree
 
+from quell._jit import quick_jit
 from quell._tree import take
-from quell.diagnostics.budget import quick_jit
 from quell.diagnostics.variance import nested_parts
 from quell.estimators._types import batch_of
 from quell.training.batches import reshuffle

@@ -10,9 +10,9 @@ from jaxtyping import Array, Float, Key, PyTree
 import quell
 from quell.bases import linear, polynomial
 from quell.coefficients import context_free, raw_targets, recognition_network, unit_scale
-from quell.commands.catalogue import Problem
 from quell.contexts import raw
 from quell.types import Coefficients, Estimator, Started, Targets
+from quell_cli.catalogue import Problem
 from quell_paper.config import BATCH_SIZE, FULL, SUM, UNIT, Variate
 from quell_paper.jobs import cached
 from quell_paper.problems import PROBLEMS

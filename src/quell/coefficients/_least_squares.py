@@ -201,11 +201,11 @@ def _rows(block: Block) -> tuple[Float[Array, "rows F"], Float[Array, "rows P"]]
 
 def _solve(A: Float[Array, "F F"], R: Float[Array, "F P"], ridge: float) -> Float[Array, "F P"]:
     """The solution Θ of (A + r mean(diag A) I) Θ = R."""
-    F, dtype = A.shape[-1], A.dtype
+    F, dtype = A.shape[-1], jnp.promote_types(A.dtype, jnp.float32)  # no solvers for less
     size = jnp.trace(A) / F + jnp.finfo(dtype).tiny  # A may be zero
-    factor = jnp.linalg.cholesky(A + ridge * size * jnp.eye(F, dtype=dtype))
-    theta = cho_solve((factor, True), R)
-    return jnp.where(jnp.isfinite(theta).all(), theta, 0)  # else no correction
+    factor = jnp.linalg.cholesky(A.astype(dtype) + ridge * size * jnp.eye(F, dtype=dtype))
+    theta = cho_solve((factor, True), R.astype(dtype))
+    return jnp.where(jnp.isfinite(theta).all(), theta, 0).astype(R.dtype)  # else no correction
 
 
 def _judge(

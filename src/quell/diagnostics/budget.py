@@ -4,19 +4,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-
-import jax
-
-quick_jit = partial(
-    jax.jit,
-    compiler_options={
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-    },
-)
-"""Compile in a third of the time: for work that is neither timed nor long."""
-
 
 _LATE = 0.2  # share of the time beyond which taking longer is worth a note
 

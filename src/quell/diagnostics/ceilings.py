@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 from quell import _tree
+from quell._jit import quick_jit
 from quell.bases import Basis, hermite, linear, polynomial
-from quell.diagnostics.budget import quick_jit
 from quell.diagnostics.statistics import Interval, ratio_interval
 from quell.noise import Noise
 from quell.objective import Objective

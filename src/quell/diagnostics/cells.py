@@ -8,6 +8,7 @@ import optax
 from jaxtyping import Array, Key, PyTree
 
 from quell._checks import check_measured
+from quell._jit import quick_jit
 from quell.diagnostics.budget import Budget
 from quell.diagnostics.metric import Metric, fisher_metric, optimizer_metric
 from quell.diagnostics.reference import Reference
@@ -26,6 +27,7 @@ from quell.estimators._types import Started
 from quell.objective import Objective
 
 _LEARNING, _FIXED = 0.4, 1000  # share of a cell's time, and the most steps without a path
+_BESIDE = 0.2  # learning may take this share of the compilation in any case
 _STEADY = 1000  # steps after which Adam's second moments are those of its gradients
 
 
@@ -110,13 +112,15 @@ def measured_cell(
     """Let an estimator learn, and measure its noise, within so many seconds if they suffice."""
     init_key, learn_key, noise_key = jax.random.split(key, 3)
     problem, budget = (spot.objective, spot.params, spot.data), Budget(seconds)
-    state = started.init(init_key, spot.params)
+    init = quick_jit(started.init)
+    state = init(init_key, spot.params)
     loop.advance(loop.prepare(learn_key), state, 0)  # compiles, also for the time of a step
-    compilation, allowed = seconds - budget.left(), budget.share(_LEARNING)
+    compilation = seconds - budget.left()
+    allowed = max(budget.share(_LEARNING), _BESIDE * compilation)
     if spot.path is None:
         learned = state_after_steps(learn_key, loop, state, steps=_FIXED, seconds=allowed)
     else:
-        state = started.init(init_key, jax.tree.map(lambda p: p[0], spot.path))
+        state = init(init_key, jax.tree.map(lambda p: p[0], spot.path))
         learned = state_after_path(learn_key, loop, state, spot.path, seconds=allowed)
     found = variance_components(
         noise_key,

@@ -16,6 +16,7 @@ from quell._checks import (
     checked_problem,
 )
 from quell._errors import invalid
+from quell._jit import quick_jit
 from quell._tree import number_of_parameters
 from quell.bases import Basis
 from quell.diagnostics.budget import Budget, status
@@ -32,7 +33,7 @@ from quell.diagnostics.timing import (
     seconds_per_step,
 )
 from quell.diagnostics.variance import variance_components
-from quell.estimators._types import Estimator, batch_of, check_estimator
+from quell.estimators._types import Estimator, check_estimator
 from quell.objective import Objective
 from quell.training.batches import Batches, reshuffle
 from quell.training.loop import start_key
@@ -122,12 +123,12 @@ def measure(
     if bases:
         budget, rest = Budget(seconds / 2), seconds / 2
     optimizer = optax.adam(1e-2) if optimizer is None else optimizer
-    init_key, learn_key, *keys = jax.random.split(key, 6)
+    init_key, learn_key, *keys = quick_jit(lambda key: [*jax.random.split(key, 6)])(key)
     problem = (objective, params, data)
     with status() as say:
         started = estimator.start(start_key(key), *problem)
         loop = stepper(*problem, started, batch_size, optimizer)
-        first = started.init(init_key, params)
+        first = quick_jit(started.init)(init_key, params)
         refreshes = 0.0  # per step
         say(f"the first steps of {estimator.name}", batch_size)
         given = state is not None
@@ -169,7 +170,7 @@ def measure(
             taken = taken.plus(refreshes * each)
     if (taken.high - taken.low) > taken.value:
         notes.append("the time of a step is not known within a factor of two. Give more seconds")
-    batch, total = batch_of(data, jnp.arange(batch_size)), found.parts.total.value
+    total = found.parts.total.value
     if found.parts.total.standard_error > total / 2 > 0:
         notes.append("the variance is not known within a factor of two. Give more seconds")
     notes += budget.notes()
@@ -192,7 +193,7 @@ def measure(
         seconds_per_step=taken.value,
         seconds_interval=taken,
         # compiled once more, if there is time for that
-        peak_memory=peak_memory(*problem[:2], batch, started, state) if spare else None,
+        peak_memory=peak_memory(*problem, batch_size, started, state) if spare else None,
         ceilings=ceilings(keys[3], *problem, bases=bases, seconds=rest) if bases else {},
         batch_size=batch_size,
         num_data=objective.num_data,

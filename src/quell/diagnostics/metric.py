@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from quell import _tree
-from quell.diagnostics.budget import quick_jit
+from quell._jit import quick_jit
 from quell.diagnostics.statistics import Interval, mean_interval
 from quell.gaussian import Block, Gaussian, full_covariance, gaussian_blocks, mean_field, whitened
 from quell.objective import Objective

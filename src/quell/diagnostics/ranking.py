@@ -8,8 +8,9 @@ import optax
 from jaxtyping import Array, Key, PyTree
 
 from quell._errors import invalid
+from quell._jit import quick_jit
 from quell._tree import number_of_parameters
-from quell.diagnostics.budget import Budget, Report, quick_jit
+from quell.diagnostics.budget import Budget, Report
 from quell.diagnostics.cells import Cell, Spot, loop_of, measured_cell, metric_at, step_times
 from quell.diagnostics.records import as_json
 from quell.diagnostics.reference import full_gradient, no_reference

@@ -10,8 +10,8 @@ from jax import lax
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell import _tree
+from quell._jit import quick_jit
 from quell._tree import batch_size, number_of_parameters
-from quell.diagnostics.budget import quick_jit
 from quell.estimators._sampling import antithetic, monte_carlo
 from quell.estimators._types import Sampling, check_sampling
 from quell.objective import Objective

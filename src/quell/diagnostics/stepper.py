@@ -12,9 +12,9 @@ import optax
 from jax import lax
 from jaxtyping import Array, Key, PyTree
 
+from quell._jit import quick_jit, rare_jit
 from quell._tree import batch_size as rows_of
 from quell._tree import number_of_parameters, strongly_typed
-from quell.diagnostics.budget import quick_jit
 from quell.diagnostics.designs import consecutive
 from quell.estimators._types import Started, batch_of
 from quell.objective import Objective
@@ -78,7 +78,8 @@ def stepper(
     optimizer = optax.with_extra_args_support(optax.identity() if optimizer is None else optimizer)
     most = _LENGTH_ROWS // batch_size, _PATH_NUMBERS // number_of_parameters(params)
     length = max(1, min(1000, *most))
-    still = jax.tree.map(lambda p: jnp.repeat(jnp.asarray(p)[None], length, axis=0), params)
+    # repeated by NumPy, which has nothing to compile
+    still = jax.tree.map(lambda p: jnp.asarray(np.repeat(np.asarray(p)[None], length, 0)), params)
 
     def prepare(key):
         return consecutive(key, length, objective.num_data, batch_size)
@@ -115,7 +116,7 @@ def stepper(
         return Stepper(prepare, advance, warmed, length)
     work = started.refresh
     due = quick_jit(lambda state: work.due(state, batch_size))
-    run = jax.jit(
+    run = rare_jit(
         lambda key, params, data, state: work.run(key, objective, params, data, batch_size, state)
     )
 
@@ -175,7 +176,7 @@ def _walked(key, loop: Stepper, state, T: int, along, *, until: float = math.inf
         steps = min(count, loop.length, T - done, next_visit(done) - done)
         state = loop.advance(loop.prepare(here), state, steps, *given)
         if done == 0:  # compiled by now, and steps are cheap beside that
-            until = max(until, time.monotonic() + (until - walked))
+            until = max(until, time.monotonic() + (until - walked) / 2)
         done += steps
         visit = _VISIT * steps / max(time.monotonic() - began, 1e-9)
         count = loop.length if until == math.inf else max(1, int(min(visit, 4 * count)))

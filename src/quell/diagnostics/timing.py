@@ -7,12 +7,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 from quell.diagnostics.statistics import Interval, median_interval
 from quell.diagnostics.stepper import Stepper, has_state
-from quell.estimators._types import Batch, Started
+from quell.estimators._types import Started, batch_of
 from quell.objective import Objective
 
 Name = TypeVar("Name", bound=Hashable)
@@ -114,7 +115,8 @@ def refresh_seconds(
 def peak_memory(
     objective: Objective,
     params: PyTree[Array],
-    batch: Batch,
+    data: PyTree[Array],
+    batch_size: int,
     started: Started,
     state: PyTree[Array],
 ) -> int | None:
@@ -123,6 +125,7 @@ def peak_memory(
     def estimate(key, params, batch, state):
         return started.estimate(key, objective, params, batch, state)
 
+    batch = jax.eval_shape(lambda d: batch_of(d, jnp.arange(batch_size)), data)
     compiled = jax.jit(estimate).lower(jax.random.key(0), params, batch, state).compile()
     analysis = compiled.memory_analysis()
     if analysis is None:

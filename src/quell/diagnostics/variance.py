@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Key, PyTree
 from scipy import special
 
 from quell import _tree
-from quell.diagnostics.budget import quick_jit
+from quell._jit import quick_jit
 from quell.diagnostics.designs import crossed
 from quell.diagnostics.metric import Metric
 from quell.diagnostics.reference import Reference

@@ -22,7 +22,9 @@ def regressed(
     Returns:
       Θ, and the mean square of the correction of one example, for each parameter.
     """
-    R = x.shape[0]
+    R, dtype = x.shape[0], x.dtype
+    wide = jnp.promote_types(dtype, jnp.float32)  # half precision has no solvers, and few digits
+    x, g = x.astype(wide), g.astype(wide)
     mean = x.mean(0)
     x = x - mean
     scale = jnp.sqrt((x**2).mean(0))
@@ -44,4 +46,4 @@ def regressed(
     gate = jnp.where(gg > R * (_ROUNDING * size) ** 2, gate, 0)  # else there is nothing to remove
     theta, square = inverse[:, None] * theta * gate, (fitted**2).mean(0) * gate**2
     sound = jnp.isfinite(theta).all()  # no correction rather than a wrong one
-    return jnp.where(sound, theta, 0), jnp.where(sound, square, 0)
+    return jnp.where(sound, theta, 0).astype(dtype), jnp.where(sound, square, 0).astype(dtype)

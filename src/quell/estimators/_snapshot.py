@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from quell import _tree
+from quell._jit import quick_jit
 from quell._tree import batch_size, take
 from quell.bases import Basis
 from quell.contexts import Select, columns
@@ -171,7 +172,7 @@ def telling_leaves(
     """
     spread = np.linspace(0, batch_size(data) - 1, _GLANCE).astype(int)  # rows may be sorted
 
-    @jax.jit
+    @quick_jit
     def differ(params, few):
         slopes = jax.vmap(jax.grad(objective.loss), (None, None, 0))(params, centre, few)
         return jax.tree.map(lambda s: (s != s[:1]).any(), slopes)
@@ -216,7 +217,7 @@ def _centre(objective: Objective) -> PyTree[Array]:
     """
     noise = objective.noise
 
-    @jax.jit
+    @quick_jit
     def middle(key):
         drawn = noise.sample(key, (256,))
         one = jax.tree.map(lambda e: e[0], drawn)

@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from quell import _tree
+from quell._jit import quick_jit, rare_jit
 from quell._tree import strongly_typed, take
 from quell.estimators._types import Batch, Estimate, Refresh, Started
 from quell.objective import Objective
@@ -38,7 +39,7 @@ class RunKeys(NamedTuple):
     refreshes: Key[Array, ""]
 
 
-@jax.jit
+@quick_jit
 def run_keys(key: Key[Array, "*seeds"]) -> RunKeys:
     """The keys of a run, or of each of several runs."""
 
@@ -49,6 +50,7 @@ def run_keys(key: Key[Array, "*seeds"]) -> RunKeys:
     return jax.vmap(split)(key) if key.ndim else split(key)
 
 
+@quick_jit
 def start_key(key: Key[Array, "*seeds"]) -> Key[Array, ""]:
     """The key that starts the estimator, the same for all seeds and apart from `run_keys`."""
     return jax.random.fold_in(key[0] if key.ndim else key, 5)  # not one of the keys of a run
@@ -234,7 +236,7 @@ def compiled_loop(
         advance = jax.vmap(advance, (0, 0, None, None, None))
         refreshed = _one_by_one(refreshed)
     # Donated buffers are written in place: states may be as large as tables over the data.
-    due, refreshed = jax.jit(due), jax.jit(refreshed, donate_argnums=1)
+    due, refreshed = quick_jit(due), rare_jit(refreshed, donate_argnums=1)
 
     def refresh(keys, carried, data, step):
         if started.refresh is None or not is_visit(step) or not bool(due(carried).any()):

@@ -6,8 +6,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from quell._errors import invalid
-
 
 def _refused(expected: str, text: str, example: str) -> argparse.ArgumentTypeError:
     return argparse.ArgumentTypeError(f"expected {expected}, got {text!r}. For example {example}")
@@ -30,23 +28,26 @@ def whole(least: int) -> Callable[[str], int]:
 
 def number(text: str) -> float:
     """A finite number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise _refused("a finite number", text, "1.5")
-    return value
+    return _finite("a finite number", text, lambda value: True, "1.5")
 
 
 def positive(text: str) -> float:
     """A positive, finite number."""
+    return _finite("a positive number", text, lambda value: value > 0, "60")
+
+
+def not_negative(text: str) -> float:
+    """A finite number from zero on."""
+    return _finite("a number from 0 on", text, lambda value: value >= 0, "30")
+
+
+def _finite(expected: str, text: str, holds: Callable[[float], bool], example: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise _refused("a positive number", text, "60")
+    if not (math.isfinite(value) and holds(value)):
+        raise _refused(expected, text, example)
     return value
 
 
@@ -75,6 +76,8 @@ def make_writable(directory: Path | None) -> None:
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
+        from quell._errors import invalid  # here, since quell imports JAX
+
         raise invalid(
             "--out",
             expected="a directory that can be written to",

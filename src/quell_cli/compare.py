@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from quell.commands._options import make_writable, names, number, positive, sizes, whole
+from quell_cli._options import make_writable, names, number, positive, sizes, whole
 
 NAME = "compare"
 HELP = "compare gradient estimators on a model: variance, time and efficiency"
@@ -44,9 +44,9 @@ def run(args: argparse.Namespace) -> int:
     """Compare estimators, print the table and save the results."""
     import jax
 
-    from quell.commands.catalogue import estimators, problem
     from quell.diagnostics.compare import compare
     from quell.diagnostics.records import save_json
+    from quell_cli.catalogue import estimators, problem
 
     began = time.monotonic()
 

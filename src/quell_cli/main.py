@@ -1,4 +1,4 @@
-"""The command line: `quell COMMAND`, with one module of `quell.commands` per command."""
+"""The command line: `quell COMMAND`, with one module of `quell_cli` per command."""
 
 import argparse
 import importlib
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from quell.commands import COMMANDS
+from quell_cli import COMMANDS
 
 
 class _Parser(argparse.ArgumentParser):
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"quell {metadata.version('quell')}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in COMMANDS:
-        command = importlib.import_module(f"quell.commands.{name}")
+        command = importlib.import_module(f"quell_cli.{name}")
         subparser = subparsers.add_parser(command.NAME, help=command.HELP, description=command.HELP)
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quell.commands._options import make_writable, whole
+from quell_cli._options import make_writable, whole
 
 NAME = "bench"
 HELP = "time a step of every estimator, side by side, and as data and batches grow"
@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the benchmarks one after the other."""
     make_writable(args.out)
-    from quell.commands import benchmarks
     from quell.diagnostics.records import save_json, versions
+    from quell_cli import benchmarks
 
     document: dict[str, Any] = {"versions": versions()}
     for name in args.only:

@@ -12,8 +12,6 @@ import optax
 from jaxtyping import Array, PyTree
 
 from quell._tree import take
-from quell.commands.catalogue import Problem, problem
-from quell.commands.catalogue import estimators as catalogue
 from quell.diagnostics.records import table
 from quell.diagnostics.stepper import stepper
 from quell.diagnostics.timing import in_turns
@@ -22,6 +20,8 @@ from quell.models._logistic import logistic_regression
 from quell.models._types import Model
 from quell.training.fit import fit
 from quell.training.hooks import callback, silent
+from quell_cli.catalogue import Problem, problem
+from quell_cli.catalogue import estimators as catalogue
 
 BATCH = 10
 STEPS = 10_000

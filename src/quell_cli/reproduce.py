@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from quell_cli._options import make_writable, not_negative, whole
+
 NAME = "reproduce"
 HELP = "run the paper's experiments, and write figures, tables and report.html"
 # Written out, so that `quell --help` needs neither the laboratory nor its tools.
@@ -22,11 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "experiment", nargs="?", default="all", choices=(*EXPERIMENTS, "all"), help="default: all"
     )
     parser.add_argument("--model", default="all", choices=(*MODELS, "all"), help="default: all")
-    parser.add_argument("--seeds", type=int, help="independent runs in a batch (default: 10, 5)")
+    parser.add_argument(
+        "--seeds", type=whole(1), help="independent runs in a batch (default: 10, 5)"
+    )
     parser.add_argument("--quick", action="store_true", help="few seeds and short runs: minutes")
     parser.add_argument(
         "--minutes",
-        type=float,
+        type=not_negative,
         default=math.inf,
         help="no further job begins after this time; the report names the jobs that are left",
     )
@@ -37,8 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the experiments; print a line for each claim, then what was found and what to do next."""
-    from quell._errors import invalid
-
+    make_writable(args.out)
     try:
         from quell_paper.reproduce import plans, reproduce
     except ModuleNotFoundError as error:
@@ -46,8 +49,6 @@ def run(args: argparse.Namespace) -> int:
             f"quell reproduce needs {error.name}. Install it: pip install 'quell[paper]'"
         ) from error
 
-    if args.seeds is not None and args.seeds < 1:
-        raise invalid("--seeds", expected="at least 1", got=args.seeds, advice="Use --seeds 10.")
     outcome = reproduce(
         plans(MODELS if args.model == "all" else (args.model,), quick=args.quick, seeds=args.seeds),
         args.out,
