@@ -50,7 +50,7 @@ def problem(name: str, document: dict) -> str:
              _words(setting), NEVER if step is None else f"{step * 1e6:.0f}",
              f"{100 * share:.0f} %" if share else ""]
         )  # fmt: skip
-    how = "by quadrature" if document["exact"] else "with fixed draws; the best any run found"
+    how = "by quadrature" if document["exact"] else "with fixed draws; the least median of five"
     lines = [
         f"### {document['title']}",
         "",

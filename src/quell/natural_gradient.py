@@ -86,7 +86,8 @@ def natural_gradient(
       rate: ρ, a number or a schedule. It hardly matters while the bound is active, which is as long
         as there is noise.
       bound: s, the usual length of a step of a Gaussian in its own standard deviations, 1.5 times
-        which no step exceeds: the number from which it falls, or a schedule, taken as it is.
+        which no step exceeds: the number from which it falls, or a schedule, taken as it is. More
+        than 3 can throw a run.
       others: the optimiser of leaves outside the blocks. By default there must be none; within
         `optax.partition` the leaves of other partitions do not count.
       family: `quell.full_covariance` or `quell.mean_field`, for blocks that could be either, which

@@ -26,6 +26,7 @@ _PRECISE = 0.03  # relative standard error of noise that is enough for a choice
 _LARGER = 16  # a second batch size is measured, so many times larger: steps cost a + b|B|
 _BEYOND = 8  # the time of a step is trusted up to so many times the largest size measured
 _LATER = 3.0  # so many epochs pass before reshuffling pays for real optimisers, ideal ones: one
+_REAL = 2.0  # times the least steps that noise demands, in tuned runs (docs/yardstick.md: 1 to 3)
 _NOISIER = 0.05  # the most coordinates that may be noisier than plain's
 _MARGIN = 1.05, 1.15  # a simpler estimator may take so much longer: without and with doubt
 
@@ -132,13 +133,13 @@ def recommend(
 ) -> Recommendation:
     """Recommend the estimator and the batch size that are soonest within a nat of the optimum.
 
-    A run of T steps without noise is followed by the steps that the noise demands, ν/1 nat (see
-    `quell.measure`), each at its measured time, the estimator's rare work included. The candidates
-    learn along a short training, by natural gradients if q is Gaussian, and are measured at its
-    end, since noise near the optimum is what counts. Noise at other batch sizes follows from that
-    at the smallest; the time of a step is measured at two sizes and taken to be linear. A candidate
-    that makes more than 5 % of the coordinates noisier than plain is dropped, and a simpler
-    estimator is preferred if it takes no longer than measurements can tell.
+    A run of T steps without noise is followed by the steps that the noise demands, twice the least
+    number ν/1 nat (see `quell.measure`), each at its measured time, rare work included. The
+    candidates learn along a short training, by natural gradients if q is Gaussian, and are measured
+    at its end, since noise near the optimum is what counts. Noise at other batch sizes follows from
+    that at the smallest; the time of a step is measured at two sizes and taken to be linear. A
+    candidate that makes more than 5 % of the coordinates noisier than plain is dropped, and a
+    simpler estimator is preferred if it takes no longer than measurements can tell.
 
     Args:
       key: the key for all randomness.
@@ -287,7 +288,8 @@ def _choice(row: Row, seconds: Mapping[int, float], size: int, run: Run, reason:
     if large > small:
         per_step += max(seconds[large] - per_step, 0.0) / (large - small) * (size - small)
     if run.exact:
-        noisy = steps_to(draws, points, 1.0, _LATER * N / size if run.reshuffled else math.inf)
+        pays = _LATER * N / size if run.reshuffled else math.inf
+        noisy = _REAL * steps_to(draws, points, 1.0, pays)
     else:  # a run at this rate ends ν/2 above; its rate has to fall by as much
         noisy = run.num_steps * (draws + points) / 2
     nats, time = row.nats, row.seconds_interval

@@ -33,11 +33,12 @@ from quell.objective import Objective
 _FUNCTIONS = 16  # with more functions of the noise, a step costs more than the control saves;
 _PRODUCTS = 256  # the same holds for their products with the context
 _FIRST = 10  # steps before the second refresh
-_SOON = 3  # a refresh is due when the steps since the start have grown by this factor, and after
-_FEW = 4  # refreshes
-_LATE = 1.7  # by this one; but all refreshes must be paid for. Their cost is at most that of
+_SOON = 3  # a refresh is due when the steps since the start have grown by this factor; from step
+_EARLY = 100  # on
+_LATE = 1.7  # by this one. But all refreshes must be paid for: their cost is at most that of
 _EPOCH = 5 / 6  # so many epochs, plus
-_SHARE = 1 / 6  # this share of the steps: half of a run of one epoch, a fifth of a run of ten
+_SHARE = 1 / 6  # this share of the steps: half of a run of one epoch, a fifth of a run of ten;
+_DEBT = 10  # and at most that of so many times the steps, since snapshots of the first steps age
 _STEP = 64  # the cost of a step beside its gradients, in gradients
 _FADED = 0.5  # or as soon as the correction predicts less than this share of its own size
 _PRIOR = 2  # steps that the evidence of a refresh counts for
@@ -151,12 +152,12 @@ def closed_form(
 
         def due(state: ClosedForm, batch_size: int) -> Bool[Array, ""]:
             cost = laid.evaluations / (batch_size * _draws(draws, objective) + _STEP)  # in steps
-            later = jnp.where(state.refreshes < _FEW, _SOON, _LATE) * state.refreshed
+            later = jnp.where(state.refreshed < _EARLY, _SOON, _LATE) * state.refreshed
             grown = (state.step >= jnp.maximum(later, _FIRST)) | (state.refreshes == 0)
             faded = state.evidence.gt.sum() < _FADED * state.evidence.tt.sum()
             epoch = objective.num_data / batch_size
-            paid = (state.refreshes + 1) * cost <= _EPOCH * epoch + _SHARE * state.step
-            return (grown | faded) & paid
+            means = jnp.minimum(_EPOCH * epoch + _SHARE * state.step, _DEBT * state.step)
+            return (grown | faded) & ((state.refreshes + 1) * cost <= means)
 
         def refresh(key, objective, params, data, batch_size, state: ClosedForm) -> ClosedForm:
             old = state.snapshot

@@ -242,7 +242,7 @@ def compiled_loop(
         return refreshed(keys, carried, data, step)
 
     def visit(step):
-        return next_visit(step) if started.refresh else step + _LONGEST
+        return next_visit(step) if started.refresh else _NEVER
 
     advance = jit(advance, donate_argnums=1)
     now = refreshed if started.refresh else None
@@ -260,19 +260,20 @@ def _one_by_one(refreshed: Callable[..., Carried]) -> Callable[..., Carried]:
 
 _NOTHING = Refresh(lambda state, batch_size: jnp.zeros((), bool), lambda *a: a[-1])
 _GATHER = 64  # batches gathered at once: their cache misses overlap
-_EARLY = (10, 18, 32, 56, 100, 178, 316, 562, 1000)  # visits at the start, a quarter decade apart
-_LONGEST = 1000  # steps between visits later
+_EARLY = (10, 18, 32, 56, 100, 178, 316, 562, 750, 1000)  # visits at the start
+_LONGEST = 500  # steps between visits later
+_NEVER = 2**31  # beyond the end of any run
 
 
 def is_visit(step: int) -> bool:
     """Whether an estimator may be refreshed before this step: a matter of the step alone."""
-    return step == 0 or step in _EARLY or step % _LONGEST == 0
+    return step == 0 or step in _EARLY or (step > _EARLY[-1] and step % _LONGEST == 0)
 
 
 def next_visit(step: int) -> int:
     """The next step before which an estimator may be refreshed.
 
-    >>> next_visit(0), next_visit(20), next_visit(1500)
+    >>> next_visit(0), next_visit(20), next_visit(1600)
     (10, 32, 2000)
     """
     early = [visit for visit in _EARLY if visit > step]
