@@ -50,7 +50,7 @@ GOOD = {
     },
     "callback": {"function": print},
     "checkpoint": {"directory": "run"},
-    "monitor": {"f": lambda seen: seen.value},
+    "monitor": {"functions": lambda seen: seen.value},
     "custom": {"fn": lambda draw, params, example: draw, "mean": 0.0},
     "hermite": {"order": 2},
     "polynomial": {"order": 2},
@@ -145,16 +145,20 @@ def of_our_form(error: Exception) -> bool:
 
 
 def arguments(name, function):
-    """Each argument of a function."""
-    kinds = inspect.signature(function).parameters.values()
-    return [p.name for p in kinds if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    """Each argument of a function, with those that take several values."""
+    return list(inspect.signature(function).parameters)
 
 
 def call(function, given):
-    """The function with these arguments, by position where it wants them so."""
-    kinds = inspect.signature(function).parameters
-    positional = [n for n, p in kinds.items() if p.kind is p.POSITIONAL_ONLY]
-    return function(*(given.pop(n) for n in positional), **given)
+    """The function with these arguments, one value for an argument that takes several."""
+    signature, kinds = inspect.signature(function), inspect.Parameter
+    several = {kinds.VAR_POSITIONAL: lambda v: (v,), kinds.VAR_KEYWORD: lambda v: {"name": v}}
+    bound = signature.bind_partial()
+    for name in signature.parameters:  # in this order: `args` and `kwargs` are made of it
+        if name in given:
+            wrap = several.get(signature.parameters[name].kind, lambda v: v)
+            bound.arguments[name] = wrap(given[name])
+    return function(*bound.args, **bound.kwargs)
 
 
 def default(function, argument):

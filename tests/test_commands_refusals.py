@@ -16,6 +16,7 @@ TABLES = {
     "empty.csv": b"",
     "latin.csv": "âge,größe\n1,2\n".encode("latin-1"),
     "semicolons.csv": f"age,height,kind,weight\n{ROWS}\n".replace(",", ";").encode(),
+    "decimals.csv": b"age;height;kind\n1,5;2,5;0\n2,5;1,5;1\n",
     "binary.csv": bytes(range(256)),
 }
 
@@ -68,6 +69,7 @@ def refused(arguments, capsys):
         ("compare --data latin.csv --target kind", "expected text in UTF-8, got the byte 0xe2 on"),
         ("compare --data binary.csv --target kind", "binary.csv: expected"),
         ("compare --data semicolons.csv --target kind", "look separated by ';'"),
+        ("compare --data decimals.csv --target kind", "look separated by ';'"),
         ("compare --data good.csv --target colour", "target: expected one of the columns"),
         ("compare --data good.csv --target kind", "got a target of 3 classes (0, 1, 2)"),
         ("compare --data good.csv --target weight", "got a target of 40 different numbers in 40"),

@@ -77,17 +77,6 @@ def from_csv(
     """
     path = Path(path)
     header, rows = _table(path, delimiter)
-    if len(header) == 1:
-        other = next((d for d in ";\t|" if d in header[0] and d != delimiter), None)
-        raise invalid(
-            str(path),
-            expected=f"at least one input column beside the target, separated by {delimiter!r}",
-            got=header,
-            advice=f"The cells look separated by {other!r}: pass delimiter={other!r} to from_csv, "
-            "or save the file with commas."
-            if other
-            else "Check the delimiter.",
-        )
     if target not in header:
         raise invalid(
             "target",
@@ -141,6 +130,17 @@ def _table(path: Path, delimiter: str) -> tuple[list[str], list[list[str]]]:
             expected="rows after the header",
             got="a header alone",
             advice="Add one line per example.",
+        )
+    if len(header) == 1:
+        other = next((d for d in ";\t|" if d in header[0] and d != delimiter), None)
+        raise invalid(
+            str(path),
+            expected=f"at least one input column beside the target, separated by {delimiter!r}",
+            got=header,
+            advice=f"The cells look separated by {other!r}: pass delimiter={other!r} to from_csv, "
+            "or save the file with commas."
+            if other
+            else "Check the delimiter.",
         )
     if len(set(header)) != len(header):
         raise invalid(
