@@ -82,9 +82,14 @@ def traces(num_steps: int, seeds: int) -> dict:
 def draw(document: dict, path: Path) -> None:
     """Both panels."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.4, 3.2), layout="constrained")
+    heights: list[float] = []
     for colour, (name, found) in zip(COLOURS, document["safety"].items()):
         left.plot(found["steps"], found["ratio"], color=colour, lw=1.3)
-        end = found["steps"][-1] + 20, np.median(found["ratio"][-8:])
+        height = float(np.median(found["ratio"][-8:]))
+        while any(abs(np.log(height / other)) < 0.25 for other in heights):  # no label on another
+            height /= 1.1
+        heights.append(height)
+        end = found["steps"][-1] + 20, height
         left.annotate(name, end, color=colour, fontsize=7.5, va="center", annotation_clip=False)
     left.axhline(1, color="#767676", lw=0.8)
     left.set(yscale="log", xlabel="step", ylabel="remaining variance (pairs alone = 1)")
