@@ -286,3 +286,9 @@ def test_there_is_no_bar_without_a_terminal(monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with pytest.raises(AssertionError, match="a bar was made"):
         progress.default_bar(10)
+
+
+def test_a_run_without_steps_is_what_it_started_from(key):
+    result = run(key, num_steps=0)
+    assert_identical(result.params, PARAMS)
+    assert repr(result).startswith("Fit(0 steps")

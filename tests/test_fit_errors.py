@@ -1,6 +1,8 @@
 """What `fit` refuses, and the advice it gives."""
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from test_fit import DATA, OBJECTIVE, PARAMS, N, run
@@ -8,6 +10,16 @@ from test_fit import DATA, OBJECTIVE, PARAMS, N, run
 import quell
 from quell.training.hooks import Progress
 from quell.training.progress import Bar
+
+KEYS = jax.random.split(jax.random.key(0), 2)
+ASTRAY = optax.GradientTransformation(lambda params: (), lambda grads, state, params: ({}, state))
+ASKING = quell.contexts.computed(lambda params, row: row["z"])
+WITHOUT = quell.bases.custom(lambda draw, params, row: row["z"], mean=0.0)
+ZERO_ONE = OBJECTIVE._replace(loss=lambda params, noise, row: (noise > 0).sum())
+
+
+def beyond(key, step, num_steps, num_data, batch_size):
+    return jnp.full((num_steps, batch_size), 99)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +34,18 @@ from quell.training.progress import Bar
         ({"hooks": ["loud"]}, "hooks: expected hooks made by monitor.*got 'loud'"),
         ({"hooks": [quell.monitor(objective=len)]}, "hooks: expected monitors with different"),
         ({"optimizer": 0.1}, "optimizer: expected an optax.*, got float. .*adam"),
+        ({"optimizer": optax.lbfgs()}, "optimizer: .*update.*'grad' and 'value_fn'.*search"),
+        ({"optimizer": ASTRAY}, "optimizer: expected .*got ValueError: .*tree"),
+        ({"batches": lambda key: 0}, r"batches: expected a function called as batches\(key, step,"),
+        ({"batches": lambda *_: jnp.zeros(3, int)}, r"batches: .*to 22, got shape \(3,\) of int32"),
+        ({"batches": beyond}, "batches: expected whole numbers .* from 0 to 22, got 99 to 99"),
+        ({"hooks": [quell.monitor(w=lambda seen: seen.params["w"])]}, r"monitor w: .*shape \(2,\)"),
+        ({"data": {**DATA, "y": np.array(["a"] * N)}}, r"data: .*got data\['y'\], .* array of <U1"),
+        ({"objective": ZERO_ONE}, "loss: .*returns a scalar.*got dtype int32"),
+        ({"estimator": quell.closed_form(select=lambda row: row["z"])}, "select: .*KeyError: 'z'"),
+        ({"estimator": quell.closed_form(basis=WITHOUT)}, r"fn: .* fn\(draw, .*KeyError: 'z'"),
+        ({"estimator": quell.controlled(quell.recognition_network((4,), context=ASKING))},
+         "function: expected .*KeyError: 'z'"),
     ],
 )  # fmt: skip
 def test_arguments_that_cannot_work(key, changed, message):
@@ -29,10 +53,23 @@ def test_arguments_that_cannot_work(key, changed, message):
         run(key, **changed)
 
 
-@pytest.mark.parametrize("bad", [0, jnp.array([0, 1], jnp.uint32)])
+@pytest.mark.parametrize("bad", [0, jnp.array([0, 1], jnp.uint32), KEYS[:0]])
 def test_keys_that_are_not_typed(bad):
     with pytest.raises(ValueError, match=r"key: expected a typed key.*jax.random.key"):
         run(bad)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap])
+def test_within_a_transformation_the_sentence_says_so(transform):
+    with pytest.raises(ValueError, match=r"fit: expected arrays.*got traced arrays.*several keys"):
+        transform(lambda key: run(key).params)(KEYS if transform is jax.vmap else KEYS[0])
+
+
+def test_a_callback_that_takes_other_arguments():
+    with pytest.raises(
+        ValueError, match=r"function: .* called as function\(step, params, history\)"
+    ):
+        quell.callback(lambda step: None)
 
 
 def test_data_leaves_of_different_lengths(key):

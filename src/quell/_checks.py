@@ -1,13 +1,14 @@
 """Checks of the arguments that many public functions share: keys, data, whole numbers, seconds."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
@@ -70,7 +71,7 @@ def check_objective(objective: Any) -> None:
 
 def checked_data(num_data: int, data: PyTree[Any]) -> PyTree[Array]:
     """The data as arrays, after a check of their lengths and values."""
-    data = jax.tree.map(partial(_as_array, "data", "a pytree of arrays of numbers"), data)
+    data = _as_arrays("data", "a pytree of arrays of numbers", data)
     check_data(num_data, data)
     for name, leaf in named_leaves(data):
         check_finite(f"data{name}", leaf, "Drop the row, or code the gap as a number and mask it.")
@@ -79,7 +80,7 @@ def checked_data(num_data: int, data: PyTree[Any]) -> PyTree[Array]:
 
 def checked_params(params: PyTree[Any]) -> PyTree[Array]:
     """The parameters as arrays, after a check that they can be trained."""
-    params = jax.tree.map(partial(_as_array, "params", "a pytree of arrays"), params)
+    params = _as_arrays("params", "a pytree of arrays", params)
     leaves = named_leaves(params)
     if not leaves:
         raise invalid(
@@ -150,7 +151,13 @@ def check_measured(variance: float, batch_size: int) -> None:
         )
 
 
-def check_traces(argument: str, call: str, function: Callable[..., Any], *args: Any) -> None:
+def check_traces(
+    argument: str,
+    call: str,
+    function: Callable[..., Any],
+    *args: Any,
+    advice: str = "Check that params, noise and data have the leaves and shapes that it uses.",
+) -> None:
     """Refuse a user's function that raises an error while it is traced, in one sentence."""
     try:
         jax.eval_shape(function, *args)
@@ -162,15 +169,25 @@ def check_traces(argument: str, call: str, function: Callable[..., Any], *args: 
             argument,
             expected=f"a function that JAX can trace as {call}",
             got=got.rstrip("."),
-            advice="Check that params, noise and data have the leaves and shapes that it uses.",
+            advice=advice,
         ) from error
 
 
 def check_function(argument: str, value: Any, call: str) -> None:
-    """Refuse anything that cannot be called."""
-    if not callable(value):
+    """Refuse anything that cannot be called in this way, such as `loss(params, noise, example)`."""
+    got = None if callable(value) else shortened(value)
+    try:
+        inspect.signature(value).bind(*call.partition("(")[2].split(","))
+    except TypeError as error:
+        got = got or f"a function that does not take these arguments: {error}"
+    except ValueError:  # some functions of C have no signature
+        pass
+    if got is not None:
         raise invalid(
-            argument, expected=f"a function {call}", got=shortened(value), advice="Pass a function."
+            argument,
+            expected=f"a function called as {call}",
+            got=got,
+            advice="Pass a function of these positional arguments.",
         )
 
 
@@ -185,30 +202,53 @@ def check_optimizer(optimizer: Any, argument: str = "optimizer") -> None:
         )
 
 
-def _as_array(argument: str, expected: str, leaf: Any) -> Array:
-    try:
-        if isinstance(leaf, str | bytes):  # NumPy takes some letters for dtypes
-            raise TypeError("text")
-        return jnp.asarray(leaf)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise invalid(
-            argument,
-            expected=expected,
-            got=f"a leaf of type {type(leaf).__name__}",
-            advice="The order of arguments is (key, objective, params, data).",
-        ) from error
+def check_updates(optimizer: Any, params: PyTree[Array]) -> None:
+    """Refuse an optimiser that cannot take a step from a gradient and a value alone."""
+    updating = optax.with_extra_args_support(optimizer)
+
+    def step(params):
+        value = jnp.zeros((), jnp.result_type(float))
+        updates, _ = updating.update(params, optimizer.init(params), params, value=value)
+        return optax.apply_updates(params, updates)
+
+    call = "optimizer.update(gradient, state, params, value=value)"
+    advice = "Optimisers that need more than the gradient and the value, such as a line search, "
+    check_traces("optimizer", call, step, params, advice=advice + "do not fit into the loop.")
+
+
+def _as_arrays(argument: str, expected: str, tree: PyTree[Any]) -> PyTree[Array]:
+    """The leaves as arrays; names one that is not numbers."""
+
+    def array(path, leaf):
+        try:
+            if isinstance(leaf, str | bytes):  # NumPy takes some letters for dtypes
+                raise TypeError("text")
+            return jnp.asarray(leaf)
+        except (TypeError, ValueError, OverflowError) as error:
+            dtype = getattr(leaf, "dtype", None)
+            kind = type(leaf).__name__ if dtype is None else f"an array of {dtype}"
+            name = f"{argument}{jax.tree_util.keystr(path)}"
+            raise invalid(
+                argument,
+                expected=expected,
+                got=f"{name}, which is {kind}" if path else kind,
+                advice="The order of arguments is (key, objective, params, data).",
+            ) from error
+
+    return jax.tree_util.tree_map_with_path(array, tree)
 
 
 def check_key(key: Any, *, seeds: bool = False) -> None:
     """Refuse anything but a typed key, or an array of typed keys if `seeds` allows one."""
     dtype = getattr(key, "dtype", np.dtype(object))
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key) and key.ndim <= seeds:
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key) and key.ndim <= seeds and key.size:
         return
     many = ", or a one-dimensional array of keys" if seeds else ""
     raise invalid(
         "key",
         expected=f"a typed key{many}",
-        got=f"{type(key).__name__} of {dtype}",
+        got=f"{type(key).__name__} of {dtype}"
+        + (f" and shape {key.shape}" if getattr(key, "shape", ()) else ""),
         advice="Use jax.random.key(seed)"
         + (", and jax.random.split(key, K) for K runs at once." if seeds else "."),
     )

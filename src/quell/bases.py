@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from quell._arguments import BASIS, checked
+from quell._checks import check_traces
 from quell._errors import invalid
 from quell.noise import Noise
 
@@ -111,6 +112,7 @@ def custom(
     """
 
     def apply(noise, draw, params, example):
+        check_traces("fn", "fn(draw, params, example)", fn, draw, params, example)
         value = jnp.atleast_1d(fn(draw, params, example))
         if value.ndim != 1:
             raise invalid(

@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell._arguments import checked
+from quell._checks import check_traces
 from quell._errors import invalid
 from quell._tree import batch_size
 
@@ -41,10 +42,19 @@ def as_matrix(batch: PyTree[Array], select: Select | None = None) -> Float[Array
     >>> as_matrix({"x": jnp.ones((5, 2)), "y": jnp.arange(5)}).shape
     (5, 3)
     """
-    kept = batch if select is None else jax.vmap(select)(batch)
+    kept = _selected(batch, select)
     B = batch_size(kept)
     leaves = [jnp.asarray(leaf, float).reshape(B, -1) for leaf in jax.tree.leaves(kept)]
     return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, axis=1)
+
+
+def _selected(batch: PyTree[Array], select: Select | None) -> PyTree[Array]:
+    """The parts of the examples that `select` keeps."""
+    if select is None:
+        return batch
+    each = jax.vmap(select)
+    check_traces("select", "select(example)", each, batch)
+    return each(batch)
 
 
 class Columns(NamedTuple):
@@ -66,7 +76,7 @@ def columns(data: PyTree[Array], select: Select | None = None) -> Columns:
     its most frequent levels but one, at most 64; if the indicators of all columns are more than
     256, integers count as magnitudes, as the pixels of an image do.
     """
-    kept = data if select is None else jax.vmap(select)(data)
+    kept = _selected(data, select)
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(kept)]
     levels = [
         [_levels(column) for column in leaf.reshape(leaf.shape[0], -1).T]
@@ -88,7 +98,7 @@ def columns(data: PyTree[Array], select: Select | None = None) -> Columns:
     scaling = _standardise(expanded)
 
     def apply(batch):
-        kept = batch if select is None else jax.vmap(select)(batch)
+        kept = _selected(batch, select)
         parts = [
             expand(jnp.asarray(leaf), known, jnp)
             for leaf, known in zip(jax.tree.leaves(kept), levels)
@@ -165,7 +175,9 @@ def computed(
     """
 
     def apply(fitted, params, batch):
-        q = _with_one(as_matrix(jax.vmap(function, (None, 0))(params, batch)))
+        each = jax.vmap(function, (None, 0))
+        check_traces("function", "function(params, example)", each, params, batch)
+        q = _with_one(as_matrix(each(params, batch)))
         if of is None:
             return q
         h = of.apply(fitted, params, batch)

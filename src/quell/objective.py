@@ -236,9 +236,10 @@ def _unit_log_density(w: Float[Array, " d"]) -> Float[Array, ""]:
 def _scalar(argument: str, value: Any) -> Float[Array, ""]:
     """The value of a user's function, which must be one real number."""
     if jax.tree_util.all_leaves([value]):
-        if jnp.shape(value) == () and not jnp.iscomplexobj(value):
+        real = jnp.issubdtype(getattr(value, "dtype", float), jnp.floating)  # a number has none
+        if jnp.shape(value) == () and real:
             return value
-        got = f"shape {jnp.shape(value)}" if jnp.shape(value) else "a complex number"
+        got = f"shape {jnp.shape(value)}" if jnp.shape(value) else f"dtype {value.dtype}"
     else:
         got = f"{len(jax.tree.leaves(value))} arrays"
     of_one = ": it is of one example and one draw" if argument in ("loss", "log_likelihood") else ""

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Key, PyTree
 
 from quell._checks import (
@@ -12,11 +14,15 @@ from quell._checks import (
     check_key,
     check_optimizer,
     check_traces,
+    check_updates,
     check_whole,
     checked_problem,
 )
+from quell._errors import invalid
 from quell.estimators._types import check_estimator
+from quell.training.batches import reshuffle, with_replacement
 from quell.training.hooks import check_hooks
+from quell.training.loop import start_key
 
 
 def checked_arguments(
@@ -34,6 +40,13 @@ def checked_arguments(
 ) -> tuple[PyTree[Array] | Callable[[Key[Array, ""]], PyTree[Array]], PyTree[Array]]:
     """Parameters and data, after a check that the arguments of `fit` work together."""
     check_key(key, seeds=True)
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((key, params, data))):
+        raise invalid(
+            "fit",
+            expected="arrays, since it visits the host between steps",
+            got="traced arrays",
+            advice="Call it outside of jit, grad and vmap; several keys are several runs at once.",
+        )
     function = drawn(params)
     first = params
     if function:  # checked by the parameters that it draws for the first run
@@ -42,12 +55,38 @@ def checked_arguments(
         first = params(one)
     first, data = checked_problem(key, objective, first, data, seeds=True)
     check_optimizer(optimizer)
+    check_updates(optimizer, first)
     check_estimator("estimator", estimator)
-    check_function("batches", batches, "such as quell.reshuffle")
     check_hooks(hooks)
     check_whole("num_steps", num_steps, 0)
     check_batch_size(batch_size, objective.num_data)
+    _check_batches(batches, start_key(key), objective.num_data, batch_size)
     return params if function else first, data
+
+
+def _check_batches(batches: Any, key: Key[Array, ""], N: int, B: int) -> None:
+    """Refuse a stream of one's own whose first indices are no rows of the data."""
+    call = "batches(key, step, num_steps, num_data, batch_size)"
+    check_function("batches", batches, call)
+    if batches in (reshuffle, with_replacement):
+        return
+
+    def first(key, step):
+        return batches(key, step, 2, N, B)
+
+    check_traces("batches", call, first, key, 0)
+    found = np.asarray(jax.jit(first)(key, 0))
+    got = f"shape {found.shape} of {found.dtype}"
+    good = found.shape == (2, B) and np.issubdtype(found.dtype, np.integer)
+    if good:
+        got = f"{found.min()} to {found.max()}"
+    if not good or found.min() < 0 or found.max() >= N:
+        raise invalid(
+            "batches",
+            expected=f"whole numbers [num_steps, batch_size] from 0 to {N - 1}",
+            got=got,
+            advice="They are indices of the rows of each batch; quell.reshuffle is an example.",
+        )
 
 
 def drawn(params: Any) -> bool:

@@ -58,7 +58,7 @@ class Fit(NamedTuple):
 
     def __repr__(self) -> str:
         taken = self.history["skipped"] == 0
-        late = np.flatnonzero(taken.reshape(-1, self.num_steps).any(0))[-100:]
+        late = np.flatnonzero(taken.any(tuple(range(taken.ndim - 1))))[-100:]
         values = self.history["objective"][..., late][taken[..., late]]
         last = values.mean() if values.size else np.nan
         P, skipped = number_of_parameters(self.params), int(np.sum(self.skipped))

@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from quell import _tree
+from quell._errors import invalid
 from quell._jit import quick_jit, rare_jit
 from quell._tree import strongly_typed, take
 from quell.estimators._types import Batch, Estimate, Refresh, Started
@@ -163,7 +164,7 @@ def compiled_loop(
 
     def watch(hook, seen: Step):
         def ask():
-            return [jnp.asarray(function(seen), float) for _, function in hook.functions]
+            return [_watched(name, function(seen)) for name, function in hook.functions]
 
         def skip():
             return [jnp.asarray(jnp.nan, float) for _ in hook.functions]
@@ -249,6 +250,19 @@ def compiled_loop(
     advance = jit(advance, donate_argnums=1)
     now = refreshed if started.refresh else None
     return Loop(jax.jit(start), advance, refresh, now, visit, length, columns)
+
+
+def _watched(name: str, value: Any) -> Float[Array, ""]:
+    """The value of a monitor, which must be one number."""
+    if jnp.shape(value) or (not hasattr(value, "dtype") and not isinstance(value, int | float)):
+        got = f"shape {jnp.shape(value)}" if jnp.shape(value) else type(value).__name__
+        raise invalid(
+            f"monitor {name}",
+            expected="a function of a Step that returns one number, of shape ()",
+            got=got,
+            advice="Reduce it, for example with .sum() or .mean().",
+        )
+    return jnp.asarray(value, float)
 
 
 def _one_by_one(refreshed: Callable[..., Carried]) -> Callable[..., Carried]:
