@@ -74,14 +74,20 @@ SOAKED = """
 """
 
 
-def kills(most: int, full: int, minutes: float, seed: int) -> None:
+def kills(most: int, full: int, minutes: float, seed: int, more: bool) -> None:
     """Chains of killed runs, case by case and round by round: fits, commands and the race."""
     import killing
 
-    chance, began = random.Random(seed), time.monotonic()
     cases = [*killing.fits(), *killing.commands()]
     wanted = {case.name: -(-most // len(killing.fits())) for case in cases}
     total = {name: killing.Chain(0, 0, 0, 0) for name in wanted}
+    if more:
+        total |= {
+            name: killing.Chain(**row)
+            for name, row in json.loads(STORE.read_text())["kills"]["rows"].items()
+        }
+    done = sum(chain.kills for chain in total.values())
+    chance, began = random.Random(seed + done), time.monotonic()  # other moments than before
     with tempfile.TemporaryDirectory() as place:
         here = {case.name: Path(place) / case.name.replace(" ", "-") for case in cases}
         if full:
@@ -268,9 +274,10 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=2000, help="cases of each property")
     parser.add_argument("--minutes", type=float, default=60.0, help="at most (default: 60)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--more", action="store_true", help="add to the kills of an earlier run")
     args = parser.parse_args()
     if args.part == "kills":
-        kills(args.kills, args.disks, args.minutes, args.seed)
+        kills(args.kills, args.disks, args.minutes, args.seed, args.more)
     elif args.part == "properties":
         properties(args.examples)
     else:

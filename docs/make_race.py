@@ -264,7 +264,9 @@ def _clock(seconds: float | None) -> str:
 
 
 def _number(value: float | None) -> str:
-    return NEVER if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if value is None:
+        return NEVER
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def _at(results: dict, *path: str) -> Any:
