@@ -318,6 +318,19 @@ def test_the_basis_is_affordable_and_not_cancelled_by_the_sampling():
     assert size == {"pairs": 10, "many": 0, "wide context": 0, "single": 4, "no mirror": 3}
 
 
+def test_a_layer_below_zeros_is_differentiated_too():
+    """At the start the last layer is zero, and no gradient reaches the layer below."""
+
+    def loss(params, noise, example):
+        return (example["y"] - params["last"] @ jnp.tanh(params["first"] * example["x"])) ** 2
+
+    x = jnp.linspace(-1, 1, 300)
+    data = {"x": jnp.stack([x, x**2], 1), "y": x}
+    params = {"first": jnp.ones(2), "last": jnp.zeros(2)}
+    found = telling_leaves(quell.Objective(loss, quell.normal(1), 300), params, data, jnp.zeros(1))
+    assert found == {"first": True, "last": True}
+
+
 @pytest.mark.parametrize("batch_size", [5, 20])
 def test_refreshes_grow_rarer_and_are_paid_for(key, regression, batch_size):
     """The steps before which a run of 300 epochs is refreshed, and the price of all refreshes."""

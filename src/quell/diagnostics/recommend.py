@@ -138,8 +138,8 @@ def recommend(
     candidates learn along a short training, by natural gradients if q is Gaussian, and are measured
     at its end, since noise near the optimum is what counts. Noise at other batch sizes follows from
     that at the smallest; the time of a step is measured at two sizes and taken to be linear. A
-    candidate that makes more than 5 % of the coordinates noisier than plain is dropped, and a
-    simpler estimator is preferred if it takes no longer than measurements can tell.
+    candidate that makes more than 5 % of the coordinates noisier than plain is dropped, and of
+    estimators that measurements cannot tell apart the quieter is preferred, then the simpler.
 
     Args:
       key: the key for all randomness.
@@ -236,7 +236,11 @@ def recommendation(
         best[name] = min(options, key=lambda choice: choice.seconds)
     open_ones = {name: choice for name, choice in best.items() if not choice.reason}
     soonest = min(open_ones.values(), key=lambda choice: choice.seconds)
-    chosen = next(choice for choice in open_ones.values() if _as_good(choice, soonest))
+    equals = [choice for choice in open_ones.values() if _as_good(choice, soonest)]
+    # Of equals the quieter one suffers less from a rate that is not the best.
+    demanded = {c.name: c.seconds - run.num_steps * c.seconds_per_step for c in equals}
+    most = min(demanded.values()) + (_MARGIN[0] - 1) * soonest.seconds
+    chosen = next(choice for choice in equals if demanded[choice.name] <= most)
     return Recommendation(
         chosen.name,
         estimators[chosen.name],

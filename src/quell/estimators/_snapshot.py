@@ -31,6 +31,7 @@ _FEATURES = 320  # the most features of one kind: a regression of a few thousand
 _TABLE = 2**26  # the most numbers of a table of features that is kept
 _COEFFICIENTS = 2**18  # the most coefficients by default: a product beside a gradient
 _GLANCE = 256  # examples that show which leaves tell them apart
+_NEARBY = 0.1  # the distance of other parameters at which they are asked
 _CHUNK = 2**20  # the most numbers of features computed at once
 _ROWS = 512, 4096  # rows of a regression, at least and at most
 _ROWS_PER_FEATURE = 4
@@ -168,17 +169,23 @@ def telling_leaves(
     """The leaves that a snapshot differentiates, a tree of bools like params.
 
     The smallest leaves, up to so many entries in all, whose gradient without noise differs between
-    examples: that of a scale is mostly zero.
+    examples: that of a scale is mostly zero. Parameters nearby are asked too, since at a start of
+    zeros a layer below another has no gradient yet.
     """
     spread = np.linspace(0, batch_size(data) - 1, _GLANCE).astype(int)  # rows may be sorted
 
     @quick_jit
     def differ(params, few):
         slopes = jax.vmap(jax.grad(objective.loss), (None, None, 0))(params, centre, few)
-        return jax.tree.map(lambda s: (s != s[:1]).any(), slopes)
+        return jax.tree.map(lambda s: ((s != s[:1]) & jnp.isfinite(s)).any(), slopes)
 
     few = jax.tree.map(lambda leaf: np.asarray(leaf)[spread], data)
-    return smallest(params, _FEATURES, jax.tree.map(bool, differ(params, few)))
+    rng = np.random.default_rng(0)
+    nearby = jax.tree.map(
+        lambda p: (np.asarray(p) + _NEARBY * rng.normal(size=np.shape(p))).astype(p.dtype), params
+    )
+    here, there = differ(params, few), differ(nearby, few)
+    return smallest(params, _FEATURES, jax.tree.map(lambda a, b: bool(a | b), here, there))
 
 
 def smallest(params: PyTree[Array], most: int, among: PyTree[bool] | None = None) -> PyTree[bool]:
