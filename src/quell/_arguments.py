@@ -173,17 +173,6 @@ def _key(argument: str, value: Any) -> None:
     check_key(value)
 
 
-def _counted(least: int) -> Rule:
-    """The rule of whole numbers that may be traced."""
-
-    def rule(argument: str, value: Any) -> None:
-        dtype = getattr(value, "dtype", None)
-        if dtype is None or not jnp.issubdtype(dtype, jnp.integer) or value.ndim:
-            check_whole(argument, value, least)
-
-    return rule
-
-
 def finite_array(argument: str, value: Any) -> None:
     """The rule of arrays of finite numbers."""
     try:
@@ -259,7 +248,6 @@ RULES: Mapping[str, Rule] = {
     "log_prior": function("log_prior(w)"),
     "memory": positive(8.0),
     "moments": several(finite_array, "(0.0, 1.0)"),
-    "most": whole(1),
     "name": TEXT,
     "noise_variance": positive(0.1),
     "num_data": whole(1),
@@ -286,7 +274,6 @@ RULES: Mapping[str, Rule] = {
     "shared": FLAG,
     "size": whole(1),
     "state": _state,
-    "step": _counted(0),
     "target": check_number,
     "target_steps": whole(1),
     "targets": part("targets", "quell.coefficients.unit_scale()", "init", "scale", "update"),
