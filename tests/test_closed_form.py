@@ -318,6 +318,21 @@ def test_the_basis_is_affordable_and_not_cancelled_by_the_sampling():
     assert size == {"pairs": 10, "many": 0, "wide context": 0, "single": 4, "no mirror": 3}
 
 
+def test_rows_beyond_those_of_the_regression_are_clipped_and_their_mean_is_exact(key):
+    """One row of 4,000 is a thousand times larger: the regression has not seen it."""
+    x = jax.random.normal(key, (4000, 2)).at[17].multiply(1000.0)
+    objective = quell.Objective(
+        lambda p, e, y: 0.5 * ((p["mean"] + 0.1 * e) @ y["x"] - y["x"][0]) ** 2,
+        quell.normal(2),
+        4000,
+    )
+    params = {"mean": jnp.zeros(2)}
+    found = refreshed(key, objective, params, {"x": x}, quell.closed_form()).snapshot
+    inside = jnp.delete(found.table, 17, 0)
+    assert float(jnp.abs(found.table[17]).max()) < 2 * float(jnp.abs(inside).max())
+    np.testing.assert_allclose(found.mean, found.table.mean(0), atol=1e-4)
+
+
 def test_a_layer_below_zeros_is_differentiated_too():
     """At the start the last layer is zero, and no gradient reaches the layer below."""
 

@@ -48,12 +48,15 @@ class Snapshot(NamedTuple):
       params: θ̃.
       mean: h̄, the mean of the features over the data, `[F]`.
       table: h of every example, `[N, F]`; `[0, F]` if the table would be too large.
+      low, high: the range of h in the rows of the regression, to which h is clipped, `[F]`.
       theta: Θ `[F + D·(C + 1), P]`, for the points and then for the draws.
     """
 
     params: PyTree[Array]
     mean: Float[Array, " F"]
     table: Float[Array, "N F"]
+    low: Float[Array, " F"]
+    high: Float[Array, " F"]
     theta: Float[Array, "G P"]
 
 
@@ -124,7 +127,7 @@ def plan(
     def features(snapshot: Snapshot, examples, indices):
         if kept:
             return snapshot.table.at[indices].get(mode="promise_in_bounds")
-        return all_features(snapshot.params, examples)
+        return jnp.clip(all_features(snapshot.params, examples), snapshot.low, snapshot.high)
 
     def products(h, drawn, params, examples, contract):
         """w(ε) ⊗ [1, z], for each example or contracted over the batch."""
@@ -139,21 +142,28 @@ def plan(
         return jnp.concatenate([points, products(h, drawn, params, examples, mean_features)])
 
     def empty(params):
-        zeros = jnp.zeros(F, dtype)
-        return Snapshot(params, zeros, jnp.zeros((kept, F), dtype), jnp.zeros((G, P), dtype))
+        zeros, ends = jnp.zeros(F, dtype), jnp.full(F, jnp.inf, dtype)
+        table, theta = jnp.zeros((kept, F), dtype), jnp.zeros((G, P), dtype)
+        return Snapshot(params, zeros, table, -ends, ends, theta)
 
     def retake(key, objective: Objective, params, data, old: Snapshot):
         index_key, draw_key = jax.random.split(key)
-        fresh = old._replace(params=params)
-        if picked is not None:  # z alone has mean zero, and is not worth a table
-            table, mean = _passed(partial(all_features, params), data, old.table)
-            fresh = fresh._replace(table=table, mean=mean)
         # All rows in turn if they are few, so that each of them is learned from.
         indices = jnp.arange(R) % N if N <= R else jax.random.randint(index_key, (R,), 0, N)
         examples = take(data, indices)
+        fresh, h = old._replace(params=params), all_features(params, examples)
+        if picked is not None:  # z alone has mean zero, and is not worth a table
+            # No rare row may lie where the regression has seen nothing: of heavy tails it would
+            # make a correction that is as rare as it is large.
+            fresh = fresh._replace(low=h.min(0), high=h.max(0))
+            table, mean = _passed(
+                lambda rows: jnp.clip(all_features(params, rows), fresh.low, fresh.high),
+                data,
+                old.table,
+            )
+            fresh = fresh._replace(table=table, mean=mean)
         drawn = sampling.draw(draw_key, objective, R)
         rows = objective.per_example_gradients(params, drawn, examples, leaves=leaves)
-        h = features(fresh, examples, indices)
         phi = [h, products(h, drawn, params, examples, example_features)] if D else [h]
         theta, square = regressed(jnp.concatenate(phi, 1), flat.flatten(rows, lead=1))
         return fresh._replace(theta=theta), square
