@@ -28,6 +28,7 @@ _BEYOND = 8  # the time of a step is trusted up to so many times the largest siz
 _LATER = 3.0  # so many epochs pass before reshuffling pays for real optimisers, ideal ones: one
 _REAL = 2.0  # times the least steps that noise demands, in tuned runs (docs/yardstick.md: 1 to 3)
 _NOISIER = 0.05  # the most coordinates that may be noisier than plain's
+_ROUNDING = 0.01  # of the seconds of a run: less of them for its noise is no difference
 _MARGIN = 1.05, 1.15  # a simpler estimator may take so much longer: without and with doubt
 
 
@@ -239,7 +240,7 @@ def recommendation(
     equals = [choice for choice in open_ones.values() if _as_good(choice, soonest)]
     # Of equals the quieter one suffers less from a rate that is not the best.
     demanded = {c.name: c.seconds - run.num_steps * c.seconds_per_step for c in equals}
-    most = min(demanded.values()) + (_MARGIN[0] - 1) * soonest.seconds
+    most = _MARGIN[0] * min(demanded.values()) + _ROUNDING * soonest.seconds
     chosen = next(choice for choice in equals if demanded[choice.name] <= most)
     return Recommendation(
         chosen.name,
