@@ -190,6 +190,9 @@ def _advice(results: dict):
         other = min(_time(document, f"{who}, Adam", target) for who in ("plain", "pairs"))
         what = f"{name}, {target:g} nats, Adam: recommended {known[advice['estimator']]}"
         what += " against the better of plain and pairs"
+        if not math.isfinite(min(ours, other)):
+            yield [what, "≤ 1.1 ×", "none of them arrived", ""]
+            continue
         ratio = ours / other if math.isfinite(ours) else None
         words = f"{{:.2f}} × ({_clock(ours)}, {_clock(other)})"
         yield _bar(what, "≤ 1.1 ×", ratio, 1.1, words)
